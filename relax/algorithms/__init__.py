@@ -1,0 +1,1 @@
+"""Advantages and policy objectives: pure tensor functions, one file each."""

@@ -1,0 +1,1 @@
+"""The transfer queue: the only way in which roles exchange data."""

@@ -1,0 +1,22 @@
+"""`[resources]`: which roles share devices."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from relax.config.base import Section
+
+
+class ResourcesConfig(Section):
+    mode: Literal["fully_async"] = "fully_async"
+    """`fully_async`: every role on its own, streaming through the transfer queue."""
+    actor_cpus: float = Field(1.0, gt=0)
+    """CPUs that Ray sets aside for the actor."""
+    actor_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for the actor."""
+    engine_cpus: float = Field(1.0, gt=0)
+    """CPUs that Ray sets aside for each engine."""
+    engine_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for each engine."""
+    reference_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for the reference and actor_fwd roles, each."""

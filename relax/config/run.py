@@ -1,0 +1,78 @@
+"""The whole configuration of one run, and `[run]` itself."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from relax.config.algorithm import AlgorithmConfig, GRPOConfig
+from relax.config.base import Section
+from relax.config.data import DataConfig, EvalConfig
+from relax.config.model import ModelConfig
+from relax.config.observe import ObserveConfig
+from relax.config.resources import ResourcesConfig
+from relax.config.reward import RewardConfig
+from relax.config.rollout import RolloutConfig
+from relax.config.services import ServicesConfig
+from relax.config.train import TrainConfig
+
+
+class RunSection(Section):
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its folder is `run.dir/run.name`."""
+    dir: str = "runs"
+    """Where run folders are made."""
+    seed: int = 0
+    """Seed of data order and sampling."""
+    deterministic: bool = False
+    """Fix batch shapes so that a seed gives the same tokens whatever else is in flight; slower."""
+    runtime: Literal["ray", "inprocess"] = "ray"
+    """`ray`: every role a Ray Serve deployment; `inprocess`: the same roles in this process, without Ray."""
+    ray_address: str | None = None
+    """Address of a Ray cluster to join; default: start Ray here and stop it at the end."""
+
+
+class RunConfig(Section):
+    """One run: a TOML file with a table for each section."""
+
+    run: RunSection = RunSection()
+    """Name, folder, seed and runtime."""
+    model: ModelConfig
+    """The policy."""
+    data: DataConfig
+    """Training prompts."""
+    reward: RewardConfig
+    """How responses are scored."""
+    train: TrainConfig
+    """Optimizer, back end, checkpoints."""
+    algorithm: AlgorithmConfig = GRPOConfig()
+    """Advantage estimator and objective."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Generation and staleness."""
+    eval: EvalConfig | None = None
+    """Held-out evaluation."""
+    resources: ResourcesConfig = ResourcesConfig()
+    """Devices."""
+    services: ServicesConfig = ServicesConfig()
+    """Ports, limits, watchdogs."""
+    observe: ObserveConfig = ObserveConfig()
+    """What is recorded."""
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_learn(self) -> "RunConfig":
+        rollout, algorithm = self.rollout, self.algorithm
+        if rollout.top_p != 1.0 or rollout.top_k != 0:
+            raise ValueError(
+                "rollout.top_p and rollout.top_k change the sampling distribution, which the trainer does not replay yet: "
+                "use rollout.top_p = 1.0 and rollout.top_k = 0"
+            )
+        if algorithm.old_logprobs == "current" and rollout.max_staleness > 0:
+            raise ValueError(
+                'algorithm.old_logprobs = "current" has neither a clipped ratio nor a correction for stale samples: '
+                'use rollout.max_staleness = 0, or algorithm.old_logprobs = "rollout"'
+            )
+        if rollout.group_size < 2:
+            raise ValueError(
+                f"rollout.group_size = {rollout.group_size}: algorithm.type = {algorithm.type!r} compares the members of a group "
+                "and needs at least 2"
+            )
+        return self

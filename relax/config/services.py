@@ -1,0 +1,20 @@
+"""`[services]`: ports, queue limits, watchdogs."""
+
+from pydantic import Field
+
+from relax.config.base import Section
+
+
+class ServicesConfig(Section):
+    http_port: int = Field(0, ge=0, le=65535)
+    """Port of the HTTP interface on 127.0.0.1; 0 picks a free one."""
+    queue_max_bytes: int = Field(1 << 30, ge=1 << 16)
+    """Most bytes that the transfer queue holds; producers wait beyond it."""
+    lease_s: float = Field(600.0, gt=0)
+    """A consumer that does not come back within this time loses its rows to another."""
+    start_timeout_s: float = Field(180.0, gt=0)
+    """Longest time for the roles to start, in seconds."""
+    progress_timeout_s: float = Field(600.0, gt=0)
+    """Stop with the reason when no step ends and no sample arrives for so long."""
+    max_restarts: int = Field(3, ge=0)
+    """How often a role is restarted in place before the run stops with the first error."""

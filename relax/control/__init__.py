@@ -1,0 +1,1 @@
+"""The controller: plan, start, watch, stop."""

@@ -1,0 +1,43 @@
+"""What relax asks of a generation engine. The embedded one is `engines/local.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from relax.types import Completion, GenerateRequest, WeightManifest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start, and what is in hand now. Times in seconds."""
+
+    version: int
+    num_running: int
+    num_waiting: int
+    generated_tokens: int
+    prefilled_tokens: int
+    busy_s: float
+
+
+class Engine(Protocol):
+    """Generates completions. Calls may overlap; a publication takes effect between two decoding steps."""
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """One completion for each seed, in their order. Raises `EngineError` before any weights are loaded."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests now: their `generate` returns what there is, with `FinishReason.ABORT`."""
+        ...
+
+    async def load_weights(self, manifest: WeightManifest) -> float:
+        """Takes a version: bytes, digest, canary. Returns the canary's largest log-prob difference.
+
+        Raises `WeightSyncError` and goes on with the version it has when anything disagrees. Running requests continue with
+        the new weights and a new version segment.
+        """
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Environments: how a policy acts over one or many turns."""

@@ -1,0 +1,1 @@
+"""Forward passes that trainer and embedded engine share."""

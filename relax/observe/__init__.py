@@ -1,0 +1,1 @@
+"""Metrics, samples and progress that people read."""

@@ -1,0 +1,1 @@
+"""Rewards: one file each, and the workers that run them."""

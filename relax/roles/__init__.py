@@ -1,0 +1,1 @@
+"""The roles: plain async classes without Ray."""

@@ -1,0 +1,87 @@
+"""What the actor asks of a training back end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax.types import Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """N samples, ragged. Each per-token column has the lengths of `tokens`; entry 0 of a sample is never trained.
+
+    `tokens` int32, `loss_mask` uint8, `advantages`, `rollout_logprobs`, `old_logprobs`, `ref_logprobs` float32.
+    `group_ids [N]` int64: samples of a group share their prompt, which is computed once.
+    """
+
+    tokens: Ragged
+    loss_mask: Ragged
+    group_ids: NDArray[np.int64]
+    rollout_logprobs: Ragged | None = None
+    advantages: Ragged | None = None
+    old_logprobs: Ragged | None = None
+    ref_logprobs: Ragged | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Metrics of one optimizer step as (sum, count) pairs and maxima, merged over micro-batches; nothing averages averages."""
+
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: "StepSums") -> None:
+        for name, (total, count) in other.sums.items():
+            before = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = (before[0] + total, before[1] + count)
+        for name, value in other.maxima.items():
+            self.maxima[name] = max(value, self.maxima.get(name, value))
+
+    def values(self) -> dict[str, float]:
+        """Means and maxima by name; a mean over nothing is left out."""
+        means = {name: total / count for name, (total, count) in self.sums.items() if count > 0}
+        return means | self.maxima
+
+
+class TrainBackend(Protocol):
+    """One step: any number of `forward_backward`, in which gradients of un-normalised sums accumulate; then `finish_step`
+    divides by the count over the whole batch, clips, and steps the optimizer. Calls are blocking; the actor runs them in a
+    thread. Names and tensors are those of the Hugging Face model."""
+
+    def forward_backward(self, batch: TrainBatch) -> StepSums:
+        """Splits the batch into micro-batches under the token budget and adds their gradients."""
+        ...
+
+    def finish_step(self) -> dict[str, float]:
+        """Ends the step; returns `grad_norm`, `lr` and `skipped` (1.0 when a non-finite gradient was thrown away)."""
+        ...
+
+    def logprobs(self, batch: TrainBatch) -> Ragged:
+        """Log-probs `[T]` float32 of each sample's tokens at the sampling temperature, without gradients; entry 0 is 0."""
+        ...
+
+    def weights(self) -> Mapping[str, Any]:
+        """The current weights (torch tensors) by Hugging Face name, a tied tensor under one name."""
+        ...
+
+    def canary(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Tokens, and the current log-probs at temperature 1 of each after the first."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer, schedule and random state: `load` continues exactly."""
+        ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def export(self, folder: Path) -> None:
+        """A folder that `from_pretrained` loads, tokenizer included."""
+        ...

@@ -1,0 +1,1 @@
+"""Weight sync: publish, verify, acknowledge."""
