@@ -8,6 +8,8 @@ from relax.config.base import Section
 
 
 class KLConfig(Section):
+    """KL term in the loss."""
+
     coef: float = Field(0.0, ge=0)
     """Weight of the KL term in the loss. Above 0 a reference role is started."""
     kind: Literal["k1", "k2", "k3"] = "k3"
@@ -31,7 +33,7 @@ class PolicyGradientConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """Upper clip range of the ratio: not above 1 + clip_high."""
     old_logprobs: Literal["rollout", "recompute", "current"] = "rollout"
-    """Log-probs in the ratio's denominator: those the engine reported, recomputed ones (starts actor_fwd), or the current ones."""
+    """Log-probs in the ratio's denominator: the engine's own, recomputed ones (starts actor_fwd), or the current ones."""
     kl: KLConfig = KLConfig()
     """KL to the reference policy."""
     entropy_coef: float = Field(0.0, ge=0)

@@ -1,17 +1,20 @@
-"""From a TOML file and dotted overrides to a `RunConfig`, with errors that name the key and what would be right."""
+"""From a TOML file and dotted overrides to a typed configuration, with errors that name the key and what would be right."""
 
-import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from relax.config.mistakes import explain, nearest
 from relax.config.run import RunConfig
+from relax.config.schema import Model, allows_none, default_tag, is_text, iter_fields, members, section_at
 from relax.errors import ConfigError
+
+Config = TypeVar("Config", bound=BaseModel)
+_UNSET = ("none", "null")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -22,144 +25,116 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return make_config(read_config_file(Path(path)), overrides, source=str(path))
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The file's content as nested dicts."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; a run is one TOML file, see the examples folder")
-    try:
-        text = path.read_text("utf-8")
-        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, OSError) as error:  # both decoders raise subclasses of ValueError
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-
-
 def make_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
     """Validates nested dicts with overrides on top."""
-    merged = json.loads(json.dumps(dict(raw), default=str))
+    return validate(RunConfig, raw, overrides, source)
+
+
+def validate(root: type[Config], raw: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> Config:
+    """Nested dicts with overrides on top, as a `root`. Raises `ConfigError` with a line for each mistake."""
+    merged: dict[str, Any] = json.loads(json.dumps(dict(raw), default=str))
     for item in overrides:
-        _apply_override(merged, item)
+        _apply_override(root, merged, item)
+    _fill_default_types(root, merged)
     try:
-        return RunConfig.model_validate(merged)
+        return root.model_validate(merged)
     except ValidationError as error:
-        lines = "\n".join(f"  {line}" for line in _explain(error, merged))
+        lines = "\n".join(f"  {line}" for line in explain(error, root, merged))
         raise ConfigError(f"{source}: {error.error_count()} setting(s) cannot be used:\n{lines}") from None
 
 
-def _apply_override(raw: dict[str, Any], item: str) -> None:
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The file's content as nested dicts. Raises `ConfigError` when there is no such file, or it is not TOML (or JSON)."""
+    if path.is_dir():
+        inside = sorted(name.name for name in path.glob("*.toml")) or [name.name for name in path.glob("config.json")]
+        hint = f"did you mean {path / inside[0]}?" if inside else "a run is one TOML file, see the examples folder"
+        raise ConfigError(f"{path}: a folder, not a file; {hint}")
+    if not path.is_file():
+        near = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
+        hint = f"did you mean {path.parent / near}?" if near else "a run is one TOML file, see the examples folder"
+        raise ConfigError(f"{path}: no such file; {hint}")
+    try:
+        text = path.read_text("utf-8-sig")  # some editors put a byte order mark in front
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:  # of which both decoders' errors are kinds
+        raise ConfigError(f"{path}: cannot be read: {error}{_line_of(error, text)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__}, wanted an object with a section for each key")
+    return content
+
+
+def _line_of(error: Exception, text: str) -> str:
+    """The line that a decoder stumbled over; its message has only the number."""
+    number = getattr(error, "lineno", None)
+    if number is None:
+        _, found, rest = str(error).partition("at line ")
+        digits = rest.partition(",")[0]
+        number = int(digits) if found and digits.isdigit() else None
+    lines = text.splitlines()
+    return f"\n  {number}: {lines[number - 1]}" if number and number <= len(lines) else ""
+
+
+def _apply_override(root: Model, raw: dict[str, Any], item: str) -> None:
     key, separator, text = item.partition("=")
-    parts = key.strip().split(".")
+    parts = [part.strip() for part in key.split(".")]
     if not separator or not all(parts):
         raise ConfigError(f"override {item!r}: write it as section.key=value, for example train.lr=1e-5")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
     node = raw
     for depth, part in enumerate(parts[:-1]):
-        child = node.setdefault(part, {})
+        child = node.get(part)
+        if child is None:  # absent, or unset in a saved config.json
+            child = node[part] = {}
         if not isinstance(child, dict):
             raise ConfigError(f"override {item!r}: {'.'.join(parts[: depth + 1])} is a value, not a section")
         node = child
-    if parts[-1] == "type" and node.get("type", value) != value:
-        kept = _fields_at(parts[:-1], str(value))
-        for name in [name for name in node if name not in kept]:
-            del node[name]  # another type has other keys: what it does not know is left behind
+    value = _override_value(root, raw, parts, text.strip())
+    if parts[-1] == "type":
+        _switch_type(root, raw, parts[:-1], node, str(value))
     node[parts[-1]] = value
 
 
-def _explain(error: ValidationError, raw: Mapping[str, Any]) -> Iterator[str]:
-    for item in error.errors():
-        location = [str(part) for part in item["loc"]]
-        kind = item["type"]
-        path = _drop_union_tags(location, raw)
-        name = ".".join(path) or "the whole file"
-        if kind == "extra_forbidden":
-            known = _known_names(path[:-1], raw)
-            near = difflib.get_close_matches(path[-1], known, 1, 0.5)
-            elsewhere = [p for p in all_keys() if p.rsplit(".", 1)[-1] == path[-1]]
-            hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else ""
-            hint = hint or (f"did you mean {elsewhere[0]}?" if elsewhere else f"known here: {', '.join(sorted(known))}")
-            yield f"{name}: unknown key; {hint}"
-        elif kind == "missing":
-            yield f"{name}: missing, and there is no default"
-        elif kind.startswith("union_tag"):
-            allowed = (item.get("ctx") or {}).get("expected_tags", "")
-            given = (item.get("ctx") or {}).get("tag")
-            tag = f" = {given!r}" if given is not None else " is missing"
-            near = difflib.get_close_matches(str(given), allowed.replace("'", "").split(", "), 1, 0.5)
-            yield f"{name}.type{tag}: allowed are {allowed}" + (f"; did you mean {near[0]!r}?" if near else "")
-        elif kind == "value_error":
-            yield str(item["msg"]).removeprefix("Value error, ")
-        else:
-            yield f"{name} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
+def _override_value(root: Model, raw: Mapping[str, Any], parts: Sequence[str], text: str) -> Any:
+    model = section_at(root, parts[:-1], raw)
+    info = model.model_fields.get(parts[-1]) if model else None
+    if info is not None and allows_none(info) and text in _UNSET:
+        return None
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string
+    return text if info is not None and is_text(info) and not isinstance(value, str) else value  # run.name=2024
 
 
-def _drop_union_tags(location: Sequence[str], raw: Mapping[str, Any]) -> list[str]:
-    """pydantic puts the chosen union member's tag into the location; the user never wrote it."""
-    path: list[str] = []
-    node: Any = raw
-    for index, part in enumerate(location):
-        is_tag = isinstance(node, Mapping) and part not in node and (node.get("type") == part) and index > 0
-        if is_tag and not (index == len(location) - 1 and part in _known_names(path, raw)):
-            continue
-        path.append(part)
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return path
+def _switch_type(root: Model, raw: Mapping[str, Any], section: Sequence[str], node: dict[str, Any], value: str) -> None:
+    """Another type has other keys: what it does not know is left behind."""
+    parent = section_at(root, section[:-1], raw) if section else None
+    if parent is None or section[-1] not in parent.model_fields:
+        return
+    if (node.get("type") or default_tag(parent.model_fields[section[-1]])) == value:
+        return
+    node["type"] = value
+    chosen = section_at(root, section, raw)
+    for name in [name for name in node if chosen is not None and name not in chosen.model_fields]:
+        del node[name]
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Annotated, Union, UnionType):
-        return [model for arg in get_args(annotation) for model in _models_in(arg)]
-    return []
-
-
-def _model_at(parts: Sequence[str], tags: Sequence[str | None]) -> type[BaseModel] | None:
-    model: type[BaseModel] = RunConfig
-    for part, tag in zip(parts, tags, strict=True):
-        if part not in model.model_fields:
-            return None
-        options = _models_in(model.model_fields[part].annotation)
-        if not options:
-            return None
-        model = next((m for m in options if tag is not None and _tag_of(m) == tag), options[0])
-    return model
-
-
-def _tag_of(model: type[BaseModel]) -> str | None:
-    return model.model_fields["type"].default if "type" in model.model_fields else None
-
-
-def _known_names(parts: Sequence[str], raw: Mapping[str, Any]) -> list[str]:
-    tags: list[str | None] = []
-    node: Any = raw
-    for part in parts:
-        node = node.get(part) if isinstance(node, Mapping) else None
-        tags.append(node.get("type") if isinstance(node, Mapping) else None)
-    model = _model_at(parts, tags)
-    return list(model.model_fields) if model else []
-
-
-def _fields_at(parts: Sequence[str], tag: str) -> list[str]:
-    model = _model_at(parts, [*[None] * (len(parts) - 1), tag])
-    return list(model.model_fields) if model else []
+def _fill_default_types(root: Model, raw: dict[str, Any]) -> None:
+    """A section that has a default type needs no `type` for its other keys: `algorithm.kl.coef=0.01` is enough."""
+    for name, info in root.model_fields.items():
+        node = raw.get(name)
+        if isinstance(node, dict) and members(info.annotation):
+            if (tag := default_tag(info)) is not None:
+                node.setdefault("type", tag)
+            section = section_at(root, [name], raw)
+            if section is not None:
+                _fill_default_types(section, node)
 
 
 def all_keys() -> list[str]:
     """Every dotted key that a run file may hold, in the order of the sections."""
-    return [key for key, _, _ in iter_fields()]
-
-
-def iter_fields() -> Iterator[tuple[str, Any, type[BaseModel]]]:
-    """(dotted key, pydantic field, owning model) of every setting; members of a union follow one another."""
-
-    def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any, type[BaseModel]]]:
-        for name, info in model.model_fields.items():
-            children = _models_in(info.annotation)
-            if not children:
-                yield f"{prefix}{name}", info, model
-            for child in children:
-                yield from walk(child, f"{prefix}{name}.")
-
-    yield from walk(RunConfig, "")
+    return list(dict.fromkeys(key for key, _, _ in iter_fields(RunConfig)))

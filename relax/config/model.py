@@ -6,6 +6,8 @@ from relax.config.base import Section
 
 
 class ModelConfig(Section):
+    """Which weights are trained."""
+
     path: str
     """Folder with a Hugging Face model: `config.json`, safetensors and the tokenizer."""
     tokenizer_path: str | None = None

@@ -6,6 +6,8 @@ from relax.config.base import Section
 
 
 class ObserveConfig(Section):
+    """What is recorded."""
+
     tensorboard: bool = True
     """Write TensorBoard files under `tb/`."""
     samples_per_step: int = Field(8, ge=0)

@@ -8,6 +8,8 @@ from relax.config.base import Section
 
 
 class ResourcesConfig(Section):
+    """Which roles share devices."""
+
     mode: Literal["fully_async"] = "fully_async"
     """`fully_async`: every role on its own, streaming through the transfer queue."""
     actor_cpus: float = Field(1.0, gt=0)

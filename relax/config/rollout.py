@@ -28,6 +28,8 @@ EngineConfig = Annotated[LocalEngineConfig, Field()]
 
 
 class RolloutConfig(Section):
+    """How samples are generated, and how far generation may run ahead of training."""
+
     group_size: int = Field(8, ge=1)
     """Samples of each prompt."""
     prompts_per_step: int = Field(32, ge=1)

@@ -17,6 +17,8 @@ from relax.config.train import TrainConfig
 
 
 class RunSection(Section):
+    """Name, folder, seed and runtime of the run."""
+
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `run.dir/run.name`."""
     dir: str = "runs"
@@ -72,7 +74,7 @@ class RunConfig(Section):
             )
         if rollout.group_size < 2:
             raise ValueError(
-                f"rollout.group_size = {rollout.group_size}: algorithm.type = {algorithm.type!r} compares the members of a group "
-                "and needs at least 2"
+                f"rollout.group_size = {rollout.group_size}: {algorithm.type} compares the members of a group with one another: "
+                "use at least 2"
             )
         return self

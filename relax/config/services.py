@@ -6,6 +6,8 @@ from relax.config.base import Section
 
 
 class ServicesConfig(Section):
+    """Ports, queue limits, watchdogs."""
+
     http_port: int = Field(0, ge=0, le=65535)
     """Port of the HTTP interface on 127.0.0.1; 0 picks a free one."""
     queue_max_bytes: int = Field(1 << 30, ge=1 << 16)

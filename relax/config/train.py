@@ -26,6 +26,8 @@ BackendConfig = Annotated[TorchBackendConfig, Field()]
 
 
 class CheckpointConfig(Section):
+    """When checkpoints are saved, and how many stay."""
+
     every: int = Field(0, ge=0)
     """Save a checkpoint every so many steps; 0 saves at the end only."""
     keep: int = Field(2, ge=1)
@@ -33,6 +35,8 @@ class CheckpointConfig(Section):
 
 
 class TrainConfig(Section):
+    """Optimizer, micro-batches, back end, checkpoints."""
+
     num_steps: int = Field(ge=1)
     """Number of optimizer steps of the run."""
     lr: float = Field(1e-6, gt=0)

@@ -1,0 +1,96 @@
+"""From pydantic's errors to lines for the person who wrote the file: key, value, what is allowed, the nearest right name."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from relax.config.schema import Model, iter_fields, members, section_at, siblings_with, user_path
+
+_LONGEST_VALUE = 80
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant."""
+    found = difflib.get_close_matches(name, list(known), 1, 0.5)
+    return found[0] if found else None
+
+
+def explain(error: ValidationError, root: Model, raw: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each wrong setting."""
+    for item in error.errors():
+        path = user_path(root, item["loc"])
+        name = ".".join(path) or "the whole file"
+        context: Mapping[str, Any] = item.get("ctx") or {}
+        match item["type"]:
+            case "extra_forbidden":
+                yield f"{name}: unknown key; {_hint(root, path, raw)}"
+            case "missing":
+                yield _missing(root, path, raw)
+            case "union_tag_invalid":
+                tag, allowed = str(context["tag"]), str(context["expected_tags"]).replace("'", "").split(", ")
+                yield f"{name}.type = {_shown(tag)}: allowed are {_listed(allowed)}{_meant(tag, allowed)}"
+            case "union_tag_not_found":
+                tags = [str(model.model_fields["type"].default) for model in _options(root, path, raw)]
+                yield f"{name}.type is missing: allowed are {_listed(tags)}"
+            case "model_type" | "model_attributes_type" | "dict_type":
+                yield f"{name} = {_shown(item['input'])}: this is a section; write [{name}] and its keys under it"
+            case "literal_error":
+                allowed = [str(value) for value in _literals(root, path, raw)]
+                yield f"{name} = {_shown(item['input'])}: allowed are {_listed(allowed)}{_meant(str(item['input']), allowed)}"
+            case "value_error":
+                yield str(item["msg"]).removeprefix("Value error, ")
+            case _:
+                yield f"{name} = {_shown(item['input'])}: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _hint(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> str:
+    section, key = path[:-1], path[-1]
+    model = section_at(root, section, raw)
+    known = list(model.model_fields) if model else []
+    if others := siblings_with(root, section, key, raw):
+        return f"it belongs to {'.'.join(section)}.type = {_listed(others)}"
+    if near := nearest(key, known):
+        return f"did you mean {'.'.join([*section, near])}?"
+    keys = [dotted for dotted, _, _ in iter_fields(root)]
+    if same := next((dotted for dotted in keys if dotted.rsplit(".", 1)[-1] == key), None):
+        return f"did you mean {same}?"
+    return f"known here: {', '.join(sorted(known))}"
+
+
+def _missing(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> str:
+    name = ".".join(path)
+    options = _options(root, path, raw)
+    if not options:
+        return f"{name}: missing, and there is no default"
+    if len(options) > 1:
+        tags = _listed([str(model.model_fields["type"].default) for model in options])
+        return f"[{name}]: this section is missing, and there is no default; {name}.type is one of {tags}"
+    needed = [f"{name}.{key}" for key, info in options[0].model_fields.items() if info.is_required()]
+    return f"[{name}]: this section is missing, and there is no default; it needs {', '.join(needed)}"
+
+
+def _options(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> list[Model]:
+    parent = section_at(root, path[:-1], raw)
+    return members(parent.model_fields[path[-1]].annotation) if parent and path[-1] in parent.model_fields else []
+
+
+def _literals(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> Sequence[Any]:
+    parent = section_at(root, path[:-1], raw)
+    assert parent is not None, "pydantic checked a key that is not there"
+    return getattr(parent.model_fields[path[-1]].annotation, "__args__", ())
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _meant(given: str, allowed: Sequence[str]) -> str:
+    near = nearest(given, allowed)
+    return f"; did you mean {near!r}?" if near else ""
