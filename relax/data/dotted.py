@@ -18,10 +18,14 @@ def load_object(path: str, what: str) -> Any:
     or fails while it is imported, or has no such name; the message holds the nearest right names.
     """
     module_name, separator, attribute = path.partition(":")
-    if not separator or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
+    if (
+        module_name.endswith(".py")
+        or not separator
+        or not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")])
+    ):
         hint = ""
         if module_name.endswith(".py") or "/" in module_name:
-            hint = "; a file is named without its folder separators and .py"
+            hint = f"; did you mean {module_name.removesuffix('.py').strip('./').replace('/', '.')}:{attribute or 'function'}?"
         elif not separator and "." in module_name:
             hint = f"; did you mean {':'.join(module_name.rsplit('.', 1))!r}?"
         raise ConfigError(f"{what} = {path!r}: write it as package.module:function{hint}")
@@ -58,5 +62,5 @@ def _import(module_name: str, path: str, what: str) -> ModuleType:
                 f"{what} = {path!r}: there is no module {error.name!r} in {here} or among the installed packages"
             ) from error
         raise ConfigError(f"{what} = {path!r}: {module_name} needs a module that is missing: {error}") from error
-    except Exception as error:  # noqa: BLE001 - whatever the user's module raises while it is imported is the user's to see
+    except Exception as error:  # whatever the user's module raises while it is imported is the user's to see
         raise ConfigError(f"{what} = {path!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,70 @@
+"""Mathematical answers, compared as mathematics with math-verify.
+
+Its own time limits use SIGALRM, which fails silently off the main thread: they are switched off here, since the process that
+runs this is killed at `reward.time_limit_s`.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+from relax.config.reward import MathRewardConfig
+from relax.rewards.table import reference_text
+
+BOXED = re.compile(r"\\f?boxed\s*\{")
+CONFIGS = (LatexExtractionConfig(), ExprExtractionConfig())
+
+
+def make_math(config: MathRewardConfig) -> Callable[[Any, str, Any, dict[str, Any]], float]:
+    """1.0 when the last boxed (or else the last plain) answer equals the row's answer; else 0.0."""
+    for name in ("math_verify", "math_verify.parser", "math_verify.grader", "math_verify.utils"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # it warns at every run that the limits are off
+    gold: dict[str, list[Any]] = {}  # the answers of the last few groups, parsed once
+
+    def score(prompt: Any, response: str, answer: Any, metadata: dict[str, Any]) -> float:
+        reference = reference_text(answer, "math")
+        given = last_boxed(response)
+        if given is None and BOXED.search(response):
+            return 0.0  # a box that is never closed holds no answer
+        if given is not None and _plain(given) == _plain(last_boxed(reference) or reference):
+            return 1.0
+        if reference not in gold:
+            if len(gold) >= 64:
+                gold.clear()
+            gold[reference] = _parse_reference(reference)
+        expected = gold[reference]
+        if not expected:  # words, which are compared as such
+            return float(_plain(given if given is not None else response) == _plain(reference))
+        found = _parse(response if given is None else f"$\\boxed{{{given}}}$")
+        return float(bool(found) and bool(verify(expected, found, timeout_seconds=None)))
+
+    return score
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last `\boxed{...}` that is closed; None without one."""
+    for match in reversed(list(BOXED.finditer(text))):
+        depth = 1
+        for position in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[position], 0) if text[position - 1] != "\\" else 0
+            if depth == 0:
+                return text[match.end() : position].strip()
+    return None
+
+
+def _parse(text: str) -> list[Any]:
+    return list(parse(text, extraction_config=CONFIGS, parsing_timeout=None))
+
+
+def _parse_reference(reference: str) -> list[Any]:
+    if "$" in reference or BOXED.search(reference):
+        return _parse(reference)
+    boxed = _parse(f"$\\boxed{{{reference}}}$")
+    return [item for item in boxed if not isinstance(item, str)] and boxed
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("$", "").split()).rstrip(".").casefold()

@@ -1,0 +1,58 @@
+"""Every reward by its `reward.type`. Adding one: a file with a `make_...(config)`, a config class, and a line here."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from relax.config.reward import RewardConfig
+from relax.data.dotted import load_function
+
+# Dotted, so that only the chosen reward's libraries are imported.
+REWARDS: dict[str, str] = {
+    "math": "relax.rewards.math:make_math",
+    "exact": "relax.rewards.exact:make_exact",
+    "format": "relax.rewards.format:make_format",
+    "reasoning_gym": "relax.rewards.reasoning_gym:make_reasoning_gym",
+    "function": "relax.rewards.function:make_function",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A reward ready to be called: `call(prompt, response, answer, metadata)`.
+
+    `prompt` is a text, or a list of chat messages. With `per_group` the second argument is the group's list of responses, and
+    the return value a list of as many rewards. With `is_async` the call returns an awaitable.
+    """
+
+    call: Callable[[Any, Any, Any, dict[str, Any]], Any]
+    per_group: bool = False
+    is_async: bool = False
+
+
+def make_scorer(config: RewardConfig) -> Scorer:
+    """The scorer that `config` describes. Raises `ConfigError` when it cannot be made."""
+    made = load_function(REWARDS[config.type], "reward.type")(config)
+    return made if isinstance(made, Scorer) else Scorer(made)
+
+
+def is_async_function(function: Any) -> bool:
+    """Whether calling `function` gives a coroutine; sees through objects with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def text_after(response: str, marker: str) -> str | None:
+    """What follows the last `marker`, stripped; None without one. An empty marker gives the whole response."""
+    if not marker:
+        return response.strip()
+    _, found, rest = response.rpartition(marker)
+    return rest.strip() if found else None
+
+
+def reference_text(answer: Any, reward: str) -> str:
+    """The row's answer as a text. Raises `ValueError` when the row has none: that is the data's fault, not a wrong response."""
+    text = "" if answer is None else str(answer).strip()
+    if not text:
+        raise ValueError(f'the row has no answer, and reward.type = "{reward}" needs one: see data.answer_key')
+    return text

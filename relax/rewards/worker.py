@@ -1,0 +1,202 @@
+"""The process in which rewards are computed: `python -m relax.rewards.worker CHANNEL LIFE PROGRESS` (file descriptors).
+
+    parent --- frames of calls ---> CHANNEL --- frames of results, as they come ---> parent
+    parent <--- PROGRESS (shared memory): which call runs, and since when ---
+    LIFE closes with the parent; the kernel then ends this process and what it started, whatever it is doing
+
+Imports neither torch nor ray. Standard output is sent to standard error, so that a print in a reward function cannot
+disturb the frames.
+"""
+
+import asyncio
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from relax.config.reward import RewardConfig
+from relax.errors import ConfigError, RelaxError
+from relax.rewards.result import read_return_value
+from relax.rewards.table import Scorer, make_scorer
+from relax.rewards.wire import (
+    PROGRESS,
+    Call,
+    CallResult,
+    Frame,
+    Ready,
+    Refused,
+    Results,
+    Scored,
+    Setup,
+    T,
+    pack,
+    past_limit,
+    unpack,
+)
+
+FLUSH_S = 0.005  # results are sent this often while calls are quick
+
+
+def main(argv: list[str]) -> None:
+    channel_fd, life_fd, progress_fd = (int(text) for text in argv)
+    for fd in (channel_fd, life_fd, progress_fd):
+        os.set_inheritable(fd, False)  # what a reward starts must not keep them open
+    os.dup2(2, 1)
+    die_with_parent(life_fd)
+    channel = socket.socket(fileno=channel_fd)
+    progress = mmap.mmap(progress_fd, PROGRESS.size)
+    setup = receive(channel, Setup)
+    if setup is None:
+        return
+    sys.path.extend(path for path in setup.sys_path if path not in sys.path)
+    try:
+        config: RewardConfig = TypeAdapter[RewardConfig](RewardConfig).validate_python(setup.reward)
+        scorer = make_scorer(config)
+    except ConfigError as error:
+        channel.sendall(pack(Refused(str(error))))
+        return
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - reported to the parent, which raises it
+        channel.sendall(pack(Refused(f'reward.type = "{setup.reward.get("type")}": {describe(error)}')))
+        return
+    channel.sendall(pack(Ready(scorer.is_async)))
+    Worker(channel, progress, scorer, config.time_limit_s).run()
+
+
+def die_with_parent(life_fd: int) -> None:
+    """The parent holds the other end of this pipe. On Linux the kernel kills the process group when it closes, even inside
+    a C function that never returns; elsewhere a thread does, as soon as it gets to run."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(life_fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def watch() -> None:
+        os.read(life_fd, 1)  # nothing is ever written: this returns at its end
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+class Worker:
+    """Computes one frame after another: calls in turn, or all calls of a frame at once when the function is async."""
+
+    def __init__(self, channel: socket.socket, progress: mmap.mmap, scorer: Scorer, time_limit_s: float) -> None:
+        self._channel, self._progress, self._scorer, self._time_limit_s = channel, progress, scorer, time_limit_s
+        self._done: list[CallResult] = []
+        self._flushed = 0.0
+
+    def run(self) -> None:
+        with asyncio.Runner() as runner:
+            while (frame := receive(self._channel, Frame)) is not None:
+                self._flushed = time.monotonic()
+                if self._scorer.is_async:
+                    runner.run(self._run_async(frame))
+                else:
+                    self._run_in_turn(frame)
+                self._flush()
+
+    def _run_in_turn(self, frame: Frame) -> None:
+        for number, call in enumerate(frame.calls):
+            self._mark(number)
+            self._finish(CallResult(number, self._guarded(call, self._invoke, frame)))
+
+    async def _run_async(self, frame: Frame) -> None:
+        async def one(number: int, call: Call) -> None:
+            limit = asyncio.timeout(self._time_limit_s)
+            try:
+                async with limit:
+                    raw = await self._invoke(call, frame)
+                result = self._guarded(call, lambda *_: raw, frame)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - an outcome of these responses
+                text = past_limit(self._time_limit_s) if limit.expired() else describe(error)
+                result = [Scored(error=text)] * len(call.responses)
+            self._finish(CallResult(number, result))
+
+        self._mark(0)
+        await asyncio.gather(*(one(number, call) for number, call in enumerate(frame.calls)))
+
+    def _invoke(self, call: Call, frame: Frame) -> Any:
+        context = frame.contexts[call.context]
+        second = list(call.responses) if self._scorer.per_group else call.responses[0]
+        return self._scorer.call(context.prompt, second, context.answer, context.metadata)
+
+    def _guarded(self, call: Call, get: Callable[[Call, Frame], Any], frame: Frame) -> list[Scored]:
+        """What `get` returns, read as rewards. Whatever goes wrong is an outcome of these responses, not of the worker."""
+        try:
+            raw = get(call, frame)
+            if not self._scorer.per_group:
+                return [scored(raw)]
+            if hasattr(raw, "tolist"):
+                raw = raw.tolist()  # an array or tensor
+            if not isinstance(raw, list | tuple):
+                raise TypeError(f"a reward per group must return a list of numbers, and returned {type(raw).__name__}")
+            if len(raw) != len(call.responses):
+                raise ValueError(f"the reward returned {len(raw)} values for {len(call.responses)} responses")
+            return [scored(item) for item in raw]
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an outcome of these responses
+            return [Scored(error=describe(error))] * len(call.responses)
+
+    def _mark(self, number: int) -> None:
+        PROGRESS.pack_into(self._progress, 0, time.monotonic(), number + 1)
+
+    def _finish(self, result: CallResult) -> None:
+        self._done.append(result)
+        if time.monotonic() - self._flushed > FLUSH_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        if self._done:
+            self._channel.sendall(pack(Results(self._done)))
+            self._done = []
+
+
+def scored(raw: Any) -> Scored:
+    """One return value as a message."""
+    try:
+        value, parts = read_return_value(raw)
+    except RelaxError as error:
+        return Scored(error=str(error))
+    return Scored(value, parts)
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line, with the place in the user's file where it was raised."""
+    traceback, place = error.__traceback__, ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if code.co_filename != __file__:
+            place = f" ({Path(code.co_filename).name}, line {traceback.tb_lineno}, in {code.co_name})"
+        traceback = traceback.tb_next
+    text = str(error).strip().split("\n")[0][:500]
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def receive(channel: socket.socket, kind: type[T]) -> T | None:
+    """The next message; None when the parent closed the channel."""
+    head = _read(channel, 4)
+    body = None if head is None else _read(channel, int.from_bytes(head, "little"))
+    return None if body is None else unpack(body, kind)
+
+
+def _read(channel: socket.socket, size: int) -> bytes | None:
+    chunks = bytearray()
+    while len(chunks) < size:
+        chunk = channel.recv(min(size - len(chunks), 1 << 20))
+        if not chunk:
+            return None
+        chunks += chunk
+    return bytes(chunks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
