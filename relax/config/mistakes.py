@@ -11,9 +11,9 @@ from relax.config.schema import Model, iter_fields, members, section_at, sibling
 _LONGEST_VALUE = 80
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was most likely meant."""
-    found = difflib.get_close_matches(name, list(known), 1, 0.5)
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that was most likely meant; `cutoff` is the least likeness, from 0 to 1."""
+    found = difflib.get_close_matches(name, list(known), 1, cutoff)
     return found[0] if found else None
 
 
@@ -51,11 +51,12 @@ def _hint(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> str:
     known = list(model.model_fields) if model else []
     if others := siblings_with(root, section, key, raw):
         return f"it belongs to {'.'.join(section)}.type = {_listed(others)}"
-    if near := nearest(key, known):
-        return f"did you mean {'.'.join([*section, near])}?"
     keys = [dotted for dotted, _, _ in iter_fields(root)]
-    if same := next((dotted for dotted in keys if dotted.rsplit(".", 1)[-1] == key), None):
-        return f"did you mean {same}?"
+    same_elsewhere = next((dotted for dotted in keys if dotted.rsplit(".", 1)[-1] == key), None)
+    if (near := nearest(key, known, 0.8)) or (near := None if same_elsewhere else nearest(key, known)):
+        return f"did you mean {'.'.join([*section, near])}?"
+    if same_elsewhere:
+        return f"did you mean {same_elsewhere}?"
     return f"known here: {', '.join(sorted(known))}"
 
 

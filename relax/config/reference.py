@@ -1,6 +1,6 @@
 """The reference page of all settings, written from their own types, defaults and docstrings.
 
-    python -m relax.config.reference docs/configuration.md
+python -m relax.config.reference docs/configuration.md
 """
 
 import json
@@ -109,7 +109,9 @@ def _table(rows: list[tuple[str, str, str, str]]) -> str:
 
 def _kind(field: FieldInfo) -> str:
     named = _name_of(field.annotation)
-    bounds = [f"{sign} {getattr(rule, name)}" for rule in field.metadata for name, sign in _BOUNDS.items() if hasattr(rule, name)]
+    bounds = [
+        f"{sign} {getattr(rule, name)}" for rule in field.metadata for name, sign in _BOUNDS.items() if hasattr(rule, name)
+    ]
     return ", ".join([named, *bounds])
 
 

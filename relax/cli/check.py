@@ -1,0 +1,206 @@
+"""`relax check`: validates a run before anything is started, with neither torch nor Ray.
+
+run file -> settings -> model folder -> data -> reward -> run folder, port -> memory, cores
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
+from relax.cli.memory import human_bytes, memory_bytes
+from relax.cli.model_folder import ModelFolder, read_model_folder
+from relax.config import RunConfig, load_config
+from relax.config.data import DataConfig
+from relax.errors import ModelError, RelaxError
+
+_ROWS_TRIED = 16
+_NEEDS_ANSWER = ("math", "exact")
+
+
+def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
+    """Everything that can be said about a run file without starting it. A file that does not load is a finding as well."""
+    try:
+        config = load_config(path, overrides)
+    except RelaxError as failure:
+        return gather(str(path), [error(str(path), str(failure))])
+    return check_config(config, str(path))
+
+
+def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
+    """The same for a configuration that is loaded already; `source` names it in the report."""
+    model: ModelFolder | None = None
+    model_findings: list[Finding] = []
+    try:
+        model = read_model_folder(config.model)
+        model_findings = list(_model(config, model))
+    except ModelError as failure:
+        model_findings = [error("model.path", str(failure))]
+    return gather(
+        source or config.run.name,
+        _settings(config),
+        model_findings,
+        _data(config, config.data, "data"),
+        _data(config, config.eval.data, "eval.data") if config.eval else (),
+        _reward(config),
+        _run_folder(config),
+        _port(config),
+        _machine(config, model),
+    )
+
+
+def _settings(config: RunConfig) -> Iterator[Finding]:
+    """Settings that are allowed and yet do nothing, or not what was meant."""
+    train, algorithm, rollout = config.train, config.algorithm, config.rollout
+    yield ok(
+        "settings",
+        f"{algorithm.type}, {rollout.prompts_per_step} x {rollout.group_size} samples a step, {train.num_steps} steps",
+    )
+    if train.warmup_steps >= train.num_steps:
+        yield warning(
+            "train.warmup_steps", f"{train.warmup_steps} of {train.num_steps} steps: the peak train.lr is never reached"
+        )
+    if train.schedule == "constant" and train.min_lr_ratio:
+        yield warning("train.min_lr_ratio", 'has no effect with train.schedule = "constant"')
+    if algorithm.correction.type == "none" and "cap" in algorithm.correction.model_fields_set:
+        yield warning("algorithm.correction.cap", 'has no effect with algorithm.correction.type = "none"')
+    if not algorithm.kl.coef and "kind" in algorithm.kl.model_fields_set:
+        yield warning("algorithm.kl.kind", "has no effect with algorithm.kl.coef = 0")
+    if config.run.runtime == "inprocess" and config.run.ray_address is not None:
+        yield warning("run.ray_address", 'has no effect with run.runtime = "inprocess"')
+    if config.eval and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
+        yield warning(
+            "eval.samples_per_prompt", "all samples of a prompt are the same at eval.temperature = 0: set it above 0, or use 1"
+        )
+    for key, device in (("rollout.engine.device", rollout.engine.device), ("train.backend.device", train.backend.device)):
+        if device.startswith("cuda") and not Path("/dev/nvidiactl").exists():
+            yield error(key, f"{device!r}, and this machine has no NVIDIA device: use auto or cpu")
+
+
+def _model(config: RunConfig, model: ModelFolder) -> Iterator[Finding]:
+    yield ok(
+        "model.path", f"{model.path}: {model.model_type}, {model.num_params / 1e6:.2f} M parameters, context {model.context}"
+    )
+    context = config.model.max_context or model.context
+    if model.context and context > model.context:
+        yield warning("model.max_context", f"{context} tokens, and the model was made for {model.context}")
+    new = config.rollout.max_new_tokens
+    if context and new >= context:
+        yield error("rollout.max_new_tokens", f"{new} leaves no room for a prompt in a context of {context} tokens: use less")
+    prompt = config.data.max_prompt_tokens
+    if context and prompt is not None and prompt + new > context:
+        yield error(
+            "data.max_prompt_tokens", f"{prompt} + rollout.max_new_tokens = {new} is more than the context of {context} tokens"
+        )
+    odd = set(model.layer_types) - {"full_attention"}
+    if odd:
+        yield error("model.path", f"{model.path} has layers of kind {sorted(odd)}: relax computes full causal attention only")
+    if config.data.chat_template and not model.has_chat_template:
+        yield error(
+            "data.chat_template", "the tokenizer has no chat template: set data.chat_template = false, or use a chat model's"
+        )
+
+
+def _data(config: RunConfig, data: DataConfig, key: str) -> Iterator[Finding]:
+    # here, since the readers may load parquet and generator libraries, which the other checks do without
+    from relax.data.prompts import open_prompts
+
+    try:
+        source = open_prompts(data, seed=config.run.seed)
+        size = len(source)
+        rows = [source.row(index) for index in range(min(_ROWS_TRIED, size))]
+    except RelaxError as failure:
+        yield error(key, str(failure))
+        return
+    if size == 0:
+        yield error(key, "holds no rows")
+        return
+    yield ok(key, f"{size} rows; the first {len(rows)} can be read")
+    if config.reward.type in _NEEDS_ANSWER and (bare := [row.key for row in rows if row.answer is None]):
+        level = error if len(bare) == len(rows) else warning
+        yield level(f"{key}.answer_key", f"reward.type = {config.reward.type!r} needs an answer, and {bare[0]} has none")
+    if config.reward.type == "reasoning_gym" and data.type == "file":
+        yield warning(key, 'reward.type = "reasoning_gym" needs rows with the metadata of data.type = "reasoning_gym"')
+    if key == "data":
+        groups = config.rollout.prompts_per_step
+        if size < groups:
+            yield warning(
+                key, f"{size} rows are fewer than rollout.prompts_per_step = {groups}: a step sees some of them twice"
+            )
+        return
+    assert config.eval is not None
+    if size < config.eval.num_prompts and "num_prompts" in config.eval.model_fields_set:
+        yield warning("eval.num_prompts", f"{config.eval.num_prompts}, and eval.data has {size} rows: those are used")
+    if data.model_dump() == config.data.model_dump():
+        yield warning("eval.data", "is the training data: the evaluation says nothing about unseen prompts")
+
+
+def _reward(config: RunConfig) -> Iterator[Finding]:
+    # here, since a reward may need libraries of its own
+    from relax.rewards.table import make_scorer
+
+    try:
+        make_scorer(config.reward)
+    except RelaxError as failure:
+        yield error("reward", str(failure))
+        return
+    yield ok("reward", f"{config.reward.type} can be called")
+
+
+def _run_folder(config: RunConfig) -> Iterator[Finding]:
+    folder = Path(config.run.dir) / config.run.name
+    if folder.exists() and not folder.is_dir():
+        yield error("run.name", f"{folder} is a file: choose another run.name")
+    elif (folder / "config.json").is_file():
+        how = f"relax train --resume {folder} continues it, --overwrite replaces it, another run.name leaves it alone"
+        yield warning("run.name", f"{folder} holds a run already: {how}")
+    else:
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+        if os.access(existing, os.W_OK | os.X_OK):
+            yield ok("run.dir", f"{folder} will be made")
+        else:
+            yield error("run.dir", f"{existing} cannot be written to")
+
+
+def _port(config: RunConfig) -> Iterator[Finding]:
+    port = config.services.http_port
+    if port == 0 or config.run.runtime == "inprocess":
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as failure:
+            yield error(
+                "services.http_port", f"{port} cannot be used ({failure.strerror}): choose another, or 0 for a free one"
+            )
+            return
+    yield ok("services.http_port", f"{port} is free")
+
+
+def _machine(config: RunConfig, model: ModelFolder | None) -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    threads = config.train.backend.num_threads + config.rollout.num_engines * config.rollout.engine.num_threads
+    level: Callable[[str, str], Finding] = warning if threads > cores else ok
+    hint = ": they will slow one another down; lower num_threads or rollout.num_engines" if threads > cores else ""
+    yield level("cores", f"{threads} computing threads on {cores} cores{hint}")
+    if model is None:
+        return
+    need, free = sum(memory_bytes(config, model).values()), psutil.virtual_memory().available
+    if need > free:
+        yield warning("memory", f"up to {human_bytes(need)} needed, {human_bytes(free)} free: see relax explain for the parts")
+    else:
+        yield ok("memory", f"up to {human_bytes(need)} needed, {human_bytes(free)} free")
+    disk = _free_disk(Path(config.run.dir))
+    saved = model.num_params * 12 * (config.train.checkpoint.keep + 1) + model.num_params * 4
+    if saved > disk:
+        yield warning("run.dir", f"checkpoints need about {human_bytes(saved)}, {human_bytes(disk)} are free")
+
+
+def _free_disk(path: Path) -> int:
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+    stats = os.statvfs(existing)
+    return stats.f_bavail * stats.f_frsize

@@ -1,0 +1,207 @@
+"""`relax explain`: what the settings turn into, before anything starts: roles, devices, bounds, memory, the loss in words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from relax.cli.memory import human_bytes, longest_sample, max_groups_ahead, memory_bytes
+from relax.cli.model_folder import ModelFolder, read_model_folder
+from relax.config import RunConfig
+from relax.config.algorithm import DrGRPOConfig, GRPOConfig
+from relax.config.data import DataConfig
+from relax.errors import ModelError
+from relax.roles.topology import RoleSpec, engine_names, role_specs
+
+Rows = Iterator[tuple[str, str]]
+
+
+def explain(config: RunConfig) -> str:
+    """The explanation as text, a paragraph for each part. A model folder that cannot be read only leaves its figures out."""
+    model: ModelFolder | None = None
+    try:
+        model = read_model_folder(config.model)
+        about_model = (
+            f"{model.model_type}, {model.num_params / 1e6:.2f} M parameters, {config.model.dtype}, context {model.context}"
+        )
+    except ModelError as failure:
+        about_model = f"no figures that depend on the model: {failure}"
+    folder = Path(config.run.dir) / config.run.name
+    parts = [
+        _part(f"run {config.run.name}", iter([("folder", str(folder)), ("model", about_model), *_data(config)])),
+        _part("roles", _roles(config)),
+        _part("one step", _step(config, model)),
+        _part("staleness", _staleness(config)),
+        _part("learning", _learning(config)),
+        _part("evaluation and checkpoints", _evaluation(config)),
+    ]
+    if model is not None:
+        parts.append(_part("memory, at most, activations aside", _memory(config, model)))
+    return "\n\n".join(parts)
+
+
+def _part(title: str, rows: Rows) -> str:
+    found = list(rows)
+    width = max(len(name) for name, _ in found)
+    return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in found)])
+
+
+def _source(data: DataConfig) -> str:
+    match data.type:
+        case "file":
+            return data.path
+        case "reasoning_gym":
+            return f"{data.size} problems of reasoning-gym's {data.task}, seed {data.seed}"
+        case "generator":
+            return f"{data.size} rows of {data.path}, seed {data.seed}"
+
+
+def _data(config: RunConfig) -> Rows:
+    order = (
+        f"shuffled by run.seed = {config.run.seed}, another order each epoch" if config.data.shuffle else "in the given order"
+    )
+    yield "data", f"{_source(config.data)}, {order}"
+    yield (
+        "reward",
+        f"{config.reward.type}: {config.reward.num_workers} worker(s), killed after {config.reward.time_limit_s:g} s a call",
+    )
+
+
+def _roles(config: RunConfig) -> Rows:
+    engine, specs = config.rollout.engine, role_specs(config)
+    where = "tasks of one process, without Ray" if config.run.runtime == "inprocess" else "Ray Serve deployments"
+    at = config.run.ray_address
+    yield "runtime", where + (f" on the cluster at {at}" if at else "")
+    for name in engine_names(config):
+        yield (
+            name,
+            f"{engine.type} engine on {engine.device}, {engine.num_threads} thread(s), {engine.max_slots} sequences at once",
+        )
+    for spec in specs:
+        yield spec.name, spec.reason + _devices(config, spec)
+    names = {spec.name for spec in specs}
+    if "reference" not in names:
+        yield "(reference)", "not started: algorithm.kl.coef = 0"
+    if "actor_fwd" not in names:
+        yield "(actor_fwd)", f'not started: algorithm.old_logprobs = "{config.algorithm.old_logprobs}"'
+
+
+def _devices(config: RunConfig, spec: RoleSpec) -> str:
+    words = [f"{config.train.backend.device}, {spec.num_threads} thread(s)"] if spec.name == "actor" else []
+    if config.run.runtime == "ray":
+        words += [f"{spec.num_cpus:g} CPU"] if spec.num_cpus else []
+        words += [f"{spec.num_gpus:g} GPU"] if spec.num_gpus else []
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _step(config: RunConfig, model: ModelFolder | None) -> Rows:
+    rollout, train = config.rollout, config.train
+    samples = rollout.prompts_per_step * rollout.group_size
+    yield "samples", f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {samples}"
+    longest = longest_sample(config, model) if model else rollout.max_new_tokens
+    generated, computed = samples * rollout.max_new_tokens, samples * longest
+    yield "tokens", f"at most {generated:,} generated" + (f", {computed:,} with prompts" if model else "")
+    budget = train.max_tokens_per_micro_batch
+    if model:
+        yield (
+            "micro-batches",
+            f"at most {max(1, -(-computed // budget))} of {budget} tokens when all samples have the longest length",
+        )
+    else:
+        yield "micro-batches", f"of {budget} tokens"
+    yield "whole run", f"{train.num_steps} steps, {train.num_steps * samples:,} samples"
+
+
+def _staleness(config: RunConfig) -> Rows:
+    rollout = config.rollout
+    ahead = max_groups_ahead(config)
+    if rollout.max_staleness == 0:
+        yield "bound", "0: every sample is generated by exactly the policy that it trains; generation and training take turns"
+    else:
+        yield (
+            "bound",
+            f"a sample is trained at most {rollout.max_staleness} optimizer step(s) after its oldest token was generated",
+        )
+    yield (
+        "running ahead",
+        f"at most {ahead} groups ({ahead * rollout.group_size} samples) are begun and not yet trained: "
+        f"({rollout.max_staleness} + 1) x {rollout.prompts_per_step}",
+    )
+    if rollout.filter_zero_signal:
+        yield "filter", "groups whose rewards are all equal are left out; another prompt takes their place"
+
+
+def _learning(config: RunConfig) -> Rows:
+    train, algorithm = config.train, config.algorithm
+    yield "advantage", _advantage(config)
+    yield "loss", _loss(config)
+    if algorithm.kl.coef:
+        yield "KL", f"+ {algorithm.kl.coef:g} x {algorithm.kl.kind} to the weights at the start of the run, in the loss"
+    if algorithm.entropy_coef:
+        yield "entropy", f"- {algorithm.entropy_coef:g} x entropy"
+    yield "mean", _mean(config)
+    yield "learning rate", _schedule(config)
+    yield (
+        "optimizer",
+        f"AdamW, betas {train.betas[0]:g} and {train.betas[1]:g}, weight decay {train.weight_decay:g}, "
+        + (f"gradient norm cut at {train.grad_clip:g}"),
+    )
+
+
+def _advantage(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    if isinstance(algorithm, GRPOConfig) and algorithm.normalize_std:
+        return "(reward - mean of its group) / standard deviation of its group"
+    if isinstance(algorithm, GRPOConfig | DrGRPOConfig):
+        return "reward - mean of its group"
+    return "reward - mean of the other members of its group"
+
+
+def _loss(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    if algorithm.old_logprobs == "current":
+        objective = "- advantage x ratio, whose value is 1 (one update on each batch)"
+    else:
+        old = "the engine's own log-probs" if algorithm.old_logprobs == "rollout" else "log-probs recomputed by actor_fwd"
+        bounds = f"clipped to [{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
+        objective = f"- min(ratio x advantage, clipped ratio x advantage); ratio to {old}, {bounds}"
+    if algorithm.correction.type == "tis":
+        objective += f"; weighted with min(trainer / engine probability, {algorithm.correction.cap:g})"
+    return objective
+
+
+def _mean(config: RunConfig) -> str:
+    algorithm = config.algorithm
+    if isinstance(algorithm, DrGRPOConfig):
+        return f"sum over tokens / rollout.max_new_tokens ({config.rollout.max_new_tokens}), mean over samples"
+    if isinstance(algorithm, GRPOConfig) and algorithm.aggregation == "sequence_mean":
+        return "over each sample's tokens, then over the samples of the step"
+    return "over all trained tokens of the step"
+
+
+def _schedule(config: RunConfig) -> str:
+    train = config.train
+    warmup = f"0 to {train.lr:g} over {train.warmup_steps} step(s), then " if train.warmup_steps else ""
+    if train.schedule == "constant":
+        return f"{warmup}{train.lr:g}, constant"
+    return f"{warmup}{train.lr:g} down to {train.lr * train.min_lr_ratio:g} at step {train.num_steps}, {train.schedule}"
+
+
+def _evaluation(config: RunConfig) -> Rows:
+    plan, last = config.eval, config.train.num_steps
+    if plan is None:
+        yield "evaluation", "none: the run file has no [eval]"
+    else:
+        steps = [0, *(range(plan.every, last, plan.every) if plan.every else ()), last]
+        shown = ", ".join(map(str, steps)) if len(steps) <= 8 else f"{', '.join(map(str, steps[:3]))}, ... {steps[-2]}, {last}"
+        yield "evaluation", f"at steps {shown}, beside training; a step that is overtaken meanwhile is skipped"
+        how = "the most likely tokens" if plan.temperature == 0 else f"sampled at temperature {plan.temperature:g}"
+        yield "", f"{plan.num_prompts} prompts x {plan.samples_per_prompt} from {_source(plan.data)}; {how}"
+    every, keep = config.train.checkpoint.every, config.train.checkpoint.keep
+    when = f"every {every} step(s) and at the end" if every else "at the end only"
+    yield "checkpoints", f"{when}; the last {keep} stay; the model of the last step is exported to hf/"
+
+
+def _memory(config: RunConfig, model: ModelFolder) -> Rows:
+    parts = memory_bytes(config, model)
+    for name, count in parts.items():
+        yield name, human_bytes(count)
+    yield "together", human_bytes(sum(parts.values()))

@@ -1,0 +1,66 @@
+"""How much memory a run takes, estimated from sizes: for `relax check` and `relax explain`."""
+
+from relax.cli.model_folder import ModelFolder
+from relax.config.run import RunConfig
+from relax.roles.topology import role_specs
+
+# A process that has loaded torch and transformers, one that has not, and Ray's own processes: measured on Linux, CPU build.
+_TORCH_PROCESS_BYTES = 400 << 20
+_ROLE_PROCESS_BYTES = 250 << 20
+_RAY_BYTES = 900 << 20
+_SCORING_ROLES = ("reference", "actor_fwd")
+_ADAM_BYTES = 8  # two float32 averages a parameter
+
+
+def memory_bytes(config: RunConfig, model: ModelFolder) -> dict[str, int]:
+    """Part of the run -> bytes, at most. Activations are left out: they depend on the architecture."""
+    width = 4 if config.model.dtype == "float32" else 2
+    weights = model.num_params * width
+    rollout = config.rollout
+    kv_cache = rollout.engine.max_slots * longest_sample(config, model) * model.kv_numbers_per_token * width
+    parts = {
+        "actor: weights, gradients, AdamW": 2 * weights + model.num_params * _ADAM_BYTES,
+        "actor: logits of one chunk": 3 * 4 * config.train.logprob_chunk * model.vocab_size,
+        "engines: weights": rollout.num_engines * weights,
+        "engines: key-value cache, all slots full": rollout.num_engines * kv_cache,
+        "weight sync: two versions in shared memory": 2 * weights,
+        "transfer queue, full": queue_bytes(config, model),
+    }
+    scoring = [spec.name for spec in role_specs(config) if spec.name in _SCORING_ROLES]
+    if scoring:
+        parts[f"{' and '.join(scoring)}: weights"] = len(scoring) * weights
+    heavy = 1 + rollout.num_engines + len(scoring)
+    if config.run.runtime == "inprocess":
+        parts["process"] = _TORCH_PROCESS_BYTES
+    else:
+        parts["processes and Ray"] = _RAY_BYTES + heavy * _TORCH_PROCESS_BYTES + 2 * _ROLE_PROCESS_BYTES
+    parts["reward workers"] = config.reward.num_workers * _ROLE_PROCESS_BYTES
+    return parts
+
+
+def longest_sample(config: RunConfig, model: ModelFolder) -> int:
+    """Tokens of the longest sample: what the settings and the model's context allow."""
+    context = config.model.max_context or model.context or config.rollout.max_new_tokens
+    prompt = config.data.max_prompt_tokens
+    return context if prompt is None else min(context, prompt + config.rollout.max_new_tokens)
+
+
+def queue_bytes(config: RunConfig, model: ModelFolder) -> int:
+    """Bytes of the rows that may stand in the queue at once, bounded by `services.queue_max_bytes`."""
+    per_token = 4 + 1 + 4 + 4 + 4 * (len([spec for spec in role_specs(config) if spec.name in _SCORING_ROLES]))
+    rows = max_groups_ahead(config) * config.rollout.group_size
+    return min(config.services.queue_max_bytes, rows * longest_sample(config, model) * per_token)
+
+
+def max_groups_ahead(config: RunConfig) -> int:
+    """Groups that may be in the works at once: the batch in training, and `max_staleness` batches beyond it."""
+    return (config.rollout.max_staleness + 1) * config.rollout.prompts_per_step
+
+
+def human_bytes(count: float) -> str:
+    """12 MB, 3.4 GB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,100 @@
+"""The configuration of `relax sft`: supervised fine-tuning, for example as the warm start of a run."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from relax.config.base import Section
+from relax.config.data import DataConfig, EvalConfig
+from relax.config.reward import RewardConfig
+from relax.config.train import BackendConfig, TorchBackendConfig
+
+
+class SFTModelConfig(Section):
+    """Which weights are trained: those of a folder, or a model built on the spot."""
+
+    path: str | None = None
+    """Folder with a Hugging Face model. Not together with `model.build`."""
+    build: Literal["tiny"] | None = None
+    """`tiny`: a Qwen3 of about a million parameters with random weights and a tokenizer of its own. No download."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights."""
+    trust_remote_code: bool = False
+    """Let the model folder bring its own Python code. Off, since that code runs with your rights."""
+
+
+class SFTTrainConfig(Section):
+    """Optimizer and batches."""
+
+    num_steps: int = Field(ge=1)
+    """Number of optimizer steps; fewer when `eval.stop_at` is reached."""
+    batch_size: int = Field(32, ge=1)
+    """Conversations of one optimizer step."""
+    lr: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up, down to `min_lr_ratio` at `num_steps`."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Last learning rate over the peak one, for `linear` and `cosine`."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's averaging coefficients."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay, on matrices only."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest global norm of the gradient."""
+    max_tokens_per_micro_batch: int = Field(8192, ge=1)
+    """Token budget of one forward and backward pass; a longer conversation makes a micro-batch of its own."""
+    backend: BackendConfig = TorchBackendConfig()
+    """The training back end."""
+
+
+class SFTEvalConfig(EvalConfig):
+    """Evaluation by generating: mean reward on held-out prompts."""
+
+    every: int = Field(50, ge=1)
+    """Evaluate every so many steps, and after the last one."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 takes the most likely token."""
+    max_new_tokens: int = Field(128, ge=1)
+    """Longest response, in tokens."""
+    stop_at: float | None = None
+    """Stop as soon as the mean reward is at least this. Default: train for `train.num_steps`."""
+
+
+class SFTOutputConfig(Section):
+    """Where the model goes."""
+
+    path: str
+    """Folder that the trained model is written to, complete or not at all."""
+    overwrite: bool = False
+    """Replace the folder if it is there."""
+
+
+class SFTConfig(Section):
+    """One supervised fine-tuning: a TOML file with a table for each section."""
+
+    seed: int = 0
+    """Seed of data order, of a built model's weights, and of sampling in evaluations."""
+    model: SFTModelConfig
+    """Where training starts."""
+    data: DataConfig
+    """Conversations. The answer column holds the completion to learn; a list of chat messages that ends with an assistant's
+    turn is learned as it is."""
+    train: SFTTrainConfig
+    """Optimizer and batches."""
+    output: SFTOutputConfig
+    """Where the model goes."""
+    eval: SFTEvalConfig | None = None
+    """Held-out evaluation; needs `[reward]`."""
+    reward: RewardConfig | None = None
+    """How responses are scored in evaluations."""
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_fit(self) -> "SFTConfig":
+        if (self.model.path is None) == (self.model.build is None):
+            raise ValueError('give either model.path, a folder with a model, or model.build = "tiny"')
+        if self.eval is not None and self.reward is None:
+            raise ValueError('[eval] scores responses: it needs a [reward] section, for example type = "exact"')
+        return self
