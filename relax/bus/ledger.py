@@ -1,0 +1,94 @@
+"""Every issue's fate in one SQLite file: issued = trained + filtered + failed + dropped + in flight.
+
+Times are left out: what is in the ledger is the same in a run that was stopped and resumed.
+"""
+
+import sqlite3
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+from relax.errors import BusError
+
+
+class Fate(StrEnum):
+    """What became of an issue. `IN_FLIGHT`: being generated, queued, or waiting to be issued again."""
+
+    IN_FLIGHT = "in_flight"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+_TABLE = """CREATE TABLE IF NOT EXISTS issues (
+    issue INTEGER PRIMARY KEY,  -- group id
+    fate TEXT NOT NULL,         -- in_flight, trained, filtered, failed, dropped
+    reason TEXT NOT NULL,       -- why it was filtered, failed or dropped
+    version INTEGER NOT NULL,   -- policy version when it was admitted; once it has rows, the oldest in them
+    batch INTEGER NOT NULL,     -- the step that it was admitted for
+    step INTEGER,               -- the step that trained it
+    num_rows INTEGER            -- samples, once there are any
+)"""
+
+
+class Ledger:
+    """The table `issues`. Changes are durable after `commit`; the core commits at each step, snapshot and end."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level="DEFERRED")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(_TABLE)
+            self._db.commit()
+        except sqlite3.Error as error:
+            raise BusError(f"{self.path}: the ledger cannot be opened: {error}") from error
+
+    def issued(self, issue: int, version: int, batch: int) -> None:
+        sql = "INSERT OR REPLACE INTO issues VALUES (?, 'in_flight', '', ?, ?, NULL, NULL)"
+        self._execute(sql, (issue, version, batch))
+
+    def arrived(self, issue: int, version: int, num_rows: int) -> None:
+        self._execute("UPDATE issues SET version = ?, num_rows = ? WHERE issue = ?", (version, num_rows, issue))
+
+    def settled(self, issue: int, fate: Fate, reason: str = "", step: int | None = None) -> None:
+        self._execute("UPDATE issues SET fate = ?, reason = ?, step = ? WHERE issue = ?", (fate.value, reason, step, issue))
+
+    def rewind(self, next_issue: int, in_flight: Iterable[int]) -> None:
+        """Goes back to a snapshot: later issues never happened, and these were in flight.
+
+        Raises `BusError` when the file does not know the earlier issues: it is another run's.
+        """
+        self._execute("DELETE FROM issues WHERE issue >= ?", (next_issue,))
+        for issue in in_flight:
+            self._execute("UPDATE issues SET fate = 'in_flight', reason = '', step = NULL WHERE issue = ?", (issue,))
+        self.commit()
+        known = self.counts()["issued"]
+        if known != next_issue:
+            raise BusError(
+                f"{self.path}: the ledger knows {known} issues, the snapshot {next_issue}: they are of different runs"
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Issues by fate, every fate named, and `issued`, their sum."""
+        found = dict(self._execute("SELECT fate, COUNT(*) FROM issues GROUP BY fate", ()).fetchall())
+        counts = {fate.value: int(found.get(fate.value, 0)) for fate in Fate}
+        return {"issued": sum(counts.values()), **counts}
+
+    def commit(self) -> None:
+        try:
+            self._db.commit()
+        except sqlite3.Error as error:
+            raise BusError(f"{self.path}: the ledger cannot be written: {error}") from error
+
+    def close(self) -> None:
+        self.commit()
+        self._db.close()
+
+    def _execute(self, sql: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise BusError(f"{self.path}: the ledger cannot be used: {error}") from error

@@ -1,0 +1,49 @@
+"""Columns as a description and raw buffers, for messages and for files. Nothing is pickled.
+
+["ragged", dtype, tail, where values are, where offsets are]    ["dense", dtype, shape, where]    ["json", values]
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax.errors import BusError
+from relax.types import Column, Ragged
+
+Bytes = NDArray[np.uint8]
+Place = Callable[[NDArray[Any]], Any]
+"""Stores an array's bytes and says where, in msgpack values."""
+Fetch = Callable[[Any], Bytes]
+"""The bytes at such a place, uint8 [n]."""
+
+
+def pack(column: Column, place: Place) -> list[Any]:
+    """The description of a column, whose arrays `place` has stored."""
+    if isinstance(column, Ragged):
+        values = np.ascontiguousarray(column.values)
+        return ["ragged", values.dtype.str, list(values.shape[1:]), place(values), place(np.ascontiguousarray(column.offsets))]
+    if isinstance(column, np.ndarray):
+        return ["dense", column.dtype.str, list(column.shape), place(np.ascontiguousarray(column))]
+    return ["json", column]
+
+
+def unpack(packed: list[Any], fetch: Fetch) -> Column:
+    """The column of a description; arrays are views of what `fetch` returns."""
+    try:
+        kind = packed[0]
+        if kind == "json":
+            return list(packed[1])
+        dtype = np.dtype(packed[1])
+        if dtype.hasobject:
+            raise BusError(f"a packed column of dtype {dtype} is refused")
+        if kind == "dense":
+            dense: NDArray[Any] = fetch(packed[3]).view(dtype).reshape(packed[2])
+            return dense
+        if kind == "ragged":
+            values = fetch(packed[3]).view(dtype)
+            return Ragged(values.reshape((-1, *packed[2])) if packed[2] else values, fetch(packed[4]).view(np.int64))
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise BusError(f"a packed column is malformed: {error}") from error
+    raise BusError(f"a packed column has the unknown kind {kind!r}")

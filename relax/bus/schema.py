@@ -1,0 +1,138 @@
+"""Columns of the queue: which kinds there are, and what is refused when a row is put or written.
+
+A column is ragged (one array per row, `values` and `offsets`), dense (`[N, ...]`, one entry per row) or a list of JSON
+values. The first time a name is used fixes its kind and dtype for the run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax.bus.columns import encode_json, frozen, kind_of, num_bytes
+from relax.errors import BusError
+from relax.types import Column, Ragged
+
+# Entry t speaks of token t: these have the lengths of `tokens`, row by row.
+PER_TOKEN = frozenset(
+    {"loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "advantages", "returns"}
+)
+REQUIRED = ("tokens", "versions")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Kind, dtype and the dimensions after the first of a column; what two uses of a name must agree on."""
+
+    kind: str
+    dtype: str = ""
+    tail: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(column: Column) -> "Shape":
+        if isinstance(column, list):
+            return Shape("json")
+        array = column.values if isinstance(column, Ragged) else column
+        return Shape(kind_of(column), array.dtype.str, array.shape[1:])
+
+    def empty(self) -> Column:
+        """A column of this shape without rows."""
+        if self.kind == "json":
+            return []
+        values: NDArray[Any] = np.zeros((0, *self.tail), np.dtype(self.dtype))
+        return Ragged(values, np.zeros(1, np.int64)) if self.kind == "ragged" else values
+
+    def __str__(self) -> str:
+        return (
+            self.kind if self.kind == "json" else f"{self.kind} {np.dtype(self.dtype).name}{[*self.tail] if self.tail else ''}"
+        )
+
+
+class Schema:
+    """The columns of one run, learnt from their first use."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Shape] = {}
+
+    def check_group(self, issue: int, columns: Mapping[str, Column]) -> tuple[dict[str, Column], int, int]:
+        """(frozen columns, number of rows, bytes) of a new group; raises `BusError` that names the column."""
+        where = f"group {issue}"
+        for name in REQUIRED:
+            if name not in columns:
+                raise BusError(f"{where}: column {name!r} is missing; a group needs {' and '.join(REQUIRED)}")
+        checked, rows, size = self.check(where, columns)
+        versions = checked["versions"]
+        if not isinstance(versions, np.ndarray) or versions.ndim != 1 or versions.dtype.kind not in "iu":
+            raise BusError(f"{where}: column 'versions' must hold one whole number per row, not {Shape.of(versions)}")
+        if rows == 0:
+            raise BusError(f"{where}: no rows; a group that has none is forfeited")
+        lengths = token_lengths(checked["tokens"])
+        for name in PER_TOKEN & checked.keys():
+            check_lengths(where, name, checked[name], lengths)
+        return checked, rows, size
+
+    def check(self, where: str, columns: Mapping[str, Column]) -> tuple[dict[str, Column], int, int]:
+        """(frozen columns, number of rows, bytes); raises `BusError` for columns that are malformed or do not agree."""
+        if not columns:
+            raise BusError(f"{where}: no columns")
+        checked = {name: _checked(f"{where}: column {name!r}", column) for name, column in columns.items()}
+        counts = {name: len(column) for name, column in checked.items()}
+        if len(set(counts.values())) > 1:
+            raise BusError(f"{where}: the columns disagree about the number of rows: {counts}")
+        for name, column in checked.items():
+            shape = Shape.of(column)
+            known = self.shapes.get(name, shape)
+            if shape != known:
+                raise BusError(f"{where}: column {name!r} is {shape}, but it was {known} before")
+        return checked, next(iter(counts.values())), sum(num_bytes(column) for column in checked.values())
+
+    def learn(self, columns: Mapping[str, Column]) -> None:
+        """Fixes the shapes of columns that were accepted."""
+        for name, column in columns.items():
+            if name not in self.shapes:
+                self.shapes[name] = Shape.of(column)
+
+
+def token_lengths(tokens: Column) -> NDArray[np.int64]:
+    """Number of tokens of each row [N]."""
+    if isinstance(tokens, Ragged):
+        return np.diff(tokens.offsets)
+    return np.array([len(row) for row in tokens] if isinstance(tokens, list) else [tokens[0].size] * len(tokens), np.int64)
+
+
+def check_lengths(where: str, name: str, column: Column, lengths: NDArray[np.int64]) -> None:
+    """Raises `BusError` when a per-token column's rows do not have the lengths of `tokens`."""
+    found = token_lengths(column) if isinstance(column, Ragged) else None
+    if found is not None and not np.array_equal(found, lengths):
+        row = int(np.flatnonzero(found != lengths)[0])
+        raise BusError(f"{where}: row {row} of column {name!r} has {found[row]} entries for {lengths[row]} tokens")
+
+
+def _checked(where: str, column: Column) -> Column:
+    if isinstance(column, Ragged):
+        values, offsets = np.asarray(column.values), np.asarray(column.offsets)
+        _check_dtype(where, values)
+        if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) < 1 or values.ndim < 1:
+            raise BusError(f"{where}: ragged offsets must be int64 [N + 1] over values [T, ...]")
+        if offsets[0] != 0 or offsets[-1] != len(values) or np.any(offsets[1:] < offsets[:-1]):
+            raise BusError(f"{where}: ragged offsets must rise from 0 to {len(values)}")
+        return Ragged(frozen(values), frozen(offsets))
+    if isinstance(column, np.ndarray):
+        _check_dtype(where, column)
+        if column.ndim < 1:
+            raise BusError(f"{where}: a dense column needs one entry per row")
+        return frozen(column)
+    if not isinstance(column, list):
+        raise BusError(f"{where}: {type(column).__name__} is not a column; use Ragged, a numpy array or a list of JSON values")
+    try:
+        encode_json(column)
+    except (TypeError, OverflowError) as error:
+        raise BusError(f"{where}: {error}; a list column holds JSON values") from error
+    return list(column)
+
+
+def _check_dtype(where: str, array: NDArray[Any]) -> None:
+    if array.dtype.kind not in "biuf":
+        raise BusError(f"{where}: dtype {array.dtype} cannot travel; use numbers or booleans, or a list of JSON values")
