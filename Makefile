@@ -79,7 +79,7 @@ unit: $(STAMP)  ## unit tests only
 	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" tests/unit $(PYTEST_ARGS)
 
 docs: $(STAMP)  ## build the documentation into site/; a broken link is an error
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 docs-reference: $(STAMP)  ## rewrite docs/configuration.md from the settings' own docstrings
 	$(BIN)/python -m relax.config.reference docs/configuration.md

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from relax.config.run import RunConfig
 from relax.config.schema import Model, default_tag, members, tag_of
+from relax.config.sft import SFTConfig
 
 _INTRODUCTION = """\
 # Configuration
@@ -26,17 +27,31 @@ an error that names the nearest right one; `relax check run.toml` finds mistakes
 *Required* keys have no default. *Unset* keys may be left out, or unset on the command line with `key=none`. This page is
 made from the settings' own docstrings by `make docs-reference`.
 """
+_SFT_INTRODUCTION = """\
+# `relax sft`
+
+The file of `relax sft` has tables of its own.
+"""
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def reference_markdown() -> str:
     """The page, as Markdown: a table for each section, one more for each member of a union."""
     written: dict[tuple[Model, ...], str] = {}
-    blocks = [_INTRODUCTION]
-    for name, info in RunConfig.model_fields.items():
-        blocks.append(f"## `[{name}]`\n\n{info.description}\n")
-        blocks += _section(name, info, written)
-    return "\n".join(blocks)
+    return "\n".join(
+        [_INTRODUCTION, *_file(RunConfig, "", written), _SFT_INTRODUCTION, *_file(SFTConfig, " of `relax sft`", written)]
+    )
+
+
+def _file(root: Model, suffix: str, written: dict[tuple[Model, ...], str]) -> Iterator[str]:
+    """All sections of one kind of file; `suffix` tells its headings from those of another kind."""
+    plain = {name: info for name, info in root.model_fields.items() if not members(info.annotation)}
+    if plain:
+        yield _table(_rows("", plain, written))
+    for name, info in root.model_fields.items():
+        if name not in plain:
+            yield f"## `[{name}]`{suffix}\n\n{_text(info.description)}\n"
+            yield from _section(name, info, written)
 
 
 def _section(key: str, info: FieldInfo, written: dict[tuple[Model, ...], str]) -> Iterator[str]:
@@ -88,7 +103,7 @@ def _rows(key: str, fields: Mapping[str, FieldInfo], written: dict[tuple[Model, 
     for name, field in fields.items():
         options = tuple(members(field.annotation))
         if not options:
-            rows.append((f"{key}.{name}", _kind(field), _default(field), _text(field.description)))
+            rows.append((f"{key}.{name}".lstrip("."), _kind(field), _default(field), _text(field.description)))
         elif len(options) == 1 and options not in written:
             rows += _rows(f"{key}.{name}", options[0].model_fields, written)
     return rows

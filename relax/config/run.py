@@ -74,7 +74,6 @@ class RunConfig(Section):
             )
         if rollout.group_size < 2:
             raise ValueError(
-                f"rollout.group_size = {rollout.group_size}: {algorithm.type} compares the members of a group with one another: "
-                "use at least 2"
+                f"rollout.group_size = {rollout.group_size}: {algorithm.type} compares the members of a group: use at least 2"
             )
         return self

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from relax.config import load_config
+from relax.config.load import read_config_file, validate
 from relax.config.reference import reference_markdown
 from relax.config.run import RunConfig
 from relax.config.schema import iter_fields
+from relax.config.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILES = sorted((ROOT / "examples").rglob("*.toml"))
@@ -27,9 +29,7 @@ def _is_sft(path: Path) -> bool:
 @pytest.mark.parametrize("path", RUN_FILES, ids=[str(p.relative_to(ROOT / "examples")) for p in RUN_FILES])
 def test_every_shipped_run_file_loads(path):
     if _is_sft(path):
-        from relax.config.sft import load_sft_config
-
-        load_sft_config(path)
+        validate(SFTConfig, read_config_file(path), source=str(path))
     else:
         load_config(path)
 
@@ -42,8 +42,9 @@ def test_a_run_needs_at_most_twenty_keys(path):
     assert count(tomllib.loads(path.read_text("utf-8"))) <= MOST_KEYS
 
 
-def test_every_setting_is_documented():
-    silent = [key for key, info, _ in iter_fields(RunConfig) if not (info.description or "").strip().endswith((".", ":", ")"))]
+@pytest.mark.parametrize("root", [RunConfig, SFTConfig])
+def test_every_setting_is_documented(root):
+    silent = [key for key, info, _ in iter_fields(root) if not (info.description or "").strip().endswith((".", ":", ")"))]
     assert not silent, f"needs a docstring of whole sentences: {silent}"
 
 
