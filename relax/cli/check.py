@@ -119,6 +119,8 @@ def _data(config: RunConfig, data: DataConfig, key: str) -> Iterator[Finding]:
         yield error(key, "holds no rows")
         return
     yield ok(key, f"{size} rows; the first {len(rows)} can be read")
+    if source.num_skipped:
+        yield warning(key, f'{source.num_skipped} malformed rows are left out (on_bad_row = "skip")')
     if config.reward.type in _NEEDS_ANSWER and (bare := [row.key for row in rows if row.answer is None]):
         level = error if len(bare) == len(rows) else warning
         yield level(f"{key}.answer_key", f"reward.type = {config.reward.type!r} needs an answer, and {bare[0]} has none")

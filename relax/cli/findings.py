@@ -74,7 +74,7 @@ class CheckReport:
 
 def _line(finding: Finding) -> str:
     """The text alone where it names its key already, as the errors of other parts do."""
-    return finding.text if finding.about in finding.text else f"{finding.about}: {finding.text}"
+    return finding.text if finding.text.startswith(finding.about) else f"{finding.about}: {finding.text}"
 
 
 def _indented(text: str) -> str:

@@ -1,0 +1,165 @@
+"""`relax check`: each thing that keeps a run from working is found before it starts, with its key and what would be right."""
+
+import json
+import shutil
+import socket
+
+import pytest
+
+from relax.cli.check import check, check_config
+from relax.cli.findings import Level
+from relax.config import load_config
+from relax.errors import ConfigError
+
+
+def _found(report, level=Level.ERROR) -> str:
+    return "\n".join(f"{finding.about}: {finding.text}" for finding in report.findings if finding.level is level)
+
+
+def test_a_run_that_nothing_is_wrong_with_passes(small_run):
+    report = check(small_run)
+    assert report.exit_code == 0, report.render()
+    assert not report.warnings or {finding.about for finding in report.warnings} <= {"memory", "cores", "run.dir"}
+    assert {"model.path", "data", "reward"} <= {finding.about for finding in report.findings}
+    report.raise_on_error()
+
+
+def test_a_file_that_does_not_load_is_a_finding(small_run):
+    report = check(small_run, ["train.lr=-1"])
+    assert report.exit_code == 1
+    assert "train.lr = -1" in report.render()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.path=nowhere"], "model.path = 'nowhere': there is no such folder"),
+        (["data.path=nowhere.jsonl"], "no such file or folder"),
+        (["eval.data.type=file", "eval.data.path=nowhere.jsonl"], "eval.data: "),
+        (["rollout.max_new_tokens=256"], "leaves no room for a prompt in a context of 256"),
+        (["data.max_prompt_tokens=240"], "is more than the context of 256"),
+        (["data.answer_key=none"], "needs an answer"),
+        (["reward.type=function", "reward.path=os.path:exist"], "did you mean exists"),
+        (["reward.type=function", "reward.path=no_such_module:f"], "no_such_module"),
+        (["reward.type=function", "reward.path=os.path:join", "reward.options={nonsense=1}"], "does not fit"),
+        (["data.type=reasoning_gym", "data.task=chain_sums"], "chain_sum"),
+    ],
+)
+def test_what_cannot_work_is_an_error(small_run, overrides, expected):
+    report = check(small_run, overrides)
+    assert report.exit_code == 1
+    assert expected in _found(report)
+    with pytest.raises(ConfigError, match="cannot run"):
+        report.raise_on_error()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "about"),
+    [
+        (["train.warmup_steps=10"], "train.warmup_steps"),
+        (["train.min_lr_ratio=0.1"], "train.min_lr_ratio"),
+        (["algorithm.correction.cap=3.0"], "algorithm.correction.cap"),
+        (["algorithm.kl.kind=k1"], "algorithm.kl.kind"),
+        (["run.runtime=inprocess", "run.ray_address=x"], "run.ray_address"),
+        (["rollout.prompts_per_step=64"], "data"),
+        (["train.backend.num_threads=4096"], "cores"),
+        (["model.max_context=512"], "model.max_context"),
+        (["rollout.engine.max_slots=100000000"], "memory"),
+    ],
+)
+def test_what_may_not_be_meant_is_a_warning(small_run, overrides, about):
+    report = check(small_run, overrides)
+    assert report.exit_code == 0, report.render()
+    assert about in {finding.about for finding in report.warnings}
+
+
+def test_evaluating_on_the_training_data_is_a_warning(small_run):
+    data = load_config(small_run).data.path
+    report = check(small_run, ["eval.data.type=file", f"eval.data.path={data}"])
+    assert "eval.data: is the training data" in _found(report, Level.WARNING)
+
+
+def _drop(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def _write(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (_drop("config.json"), "has no config.json"),
+        (_drop("tokenizer.json"), "has no tokenizer"),
+        (_drop("chat_template.jinja"), "set data.chat_template = false"),
+        (_drop("model.safetensors"), "has no weights"),
+        (_write("config.json", b"{"), "config.json: cannot be read"),
+        (_write("model.safetensors", b"12345"), "model.safetensors: damaged"),
+        (
+            _write("model.safetensors.index.json", b'{"weight_map": {"a": "part-2.safetensors"}}'),
+            "the download is not complete",
+        ),
+    ],
+)
+def test_a_damaged_model_folder_is_an_error(small_run, tmp_path, damage, expected):
+    damage(tmp_path / "model")
+    assert expected in _found(check(small_run))
+
+
+def test_weights_that_were_cut_off_are_an_error(small_run, tmp_path):
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "shorter than its header says" in _found(check(small_run))
+
+
+def test_a_tokenizer_of_its_own_folder_is_looked_for_there(small_run, tmp_path):
+    other = shutil.copytree(tmp_path / "model", tmp_path / "tokenizer")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    assert check(small_run, [f"model.tokenizer_path={other}"]).exit_code == 0
+
+
+def test_layers_that_are_not_attention_are_an_error(small_run, fake_model):
+    fake_model(layer_types=["full_attention", "linear_attention"])
+    assert "linear_attention" in _found(check(small_run))
+
+
+def test_a_port_in_use_is_an_error(small_run):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        report = check(small_run, [f"services.http_port={taken.getsockname()[1]}"])
+    assert "services.http_port" in _found(report)
+
+
+def test_an_existing_run_is_a_warning_that_says_how_to_go_on(small_run, tmp_path):
+    (tmp_path / "runs" / "test").mkdir(parents=True)
+    (tmp_path / "runs" / "test" / "config.json").write_text("{}")
+    report = check(small_run)
+    assert report.exit_code == 0
+    assert "--resume" in _found(report, Level.WARNING)
+
+
+def test_nothing_is_written(small_run, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    check(small_run)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_errors_are_shown_first_and_counted(small_run):
+    *shown, last = check(small_run, ["model.path=nowhere", "train.warmup_steps=10"]).render().splitlines()
+    levels = [line.split()[0] for line in shown]
+    assert levels == sorted(levels, key=["error", "warning", "ok"].index)
+    assert last == f"{small_run}: {levels.count('error')} error(s), {levels.count('warning')} warning(s)"
+    assert levels.count("error") == 1
+
+
+def test_a_loaded_configuration_is_checked_the_same(small_run):
+    assert check_config(load_config(small_run), str(small_run)) == check(small_run)
+
+
+def test_a_malformed_row_names_file_and_line(small_run, tmp_path):
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": 5}) + "\n")
+    assert "41" in _found(check(small_run))
+    assert "1 malformed rows" in _found(check(small_run, ["data.on_bad_row=skip"]), Level.WARNING)
