@@ -1,0 +1,114 @@
+"""Messages to tokens, and tokens to text.
+
+The policy's own tokens are never made here: a prompt is rendered once, and a response stays the ids that the engine returned.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax.config.data import DataSection
+from relax.errors import DataError, ModelError
+from relax.types import Prompt
+
+Message = Mapping[str, Any]
+
+
+class Renderer:
+    """Renders prompts as `[data]` asks: `chat_template`, `system_prompt`, `template_options`.
+
+    Raises `ModelError` when chat prompts are asked for and the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, data: DataSection) -> None:
+        self.tokenizer, self._data = tokenizer, data
+        if data.chat_template and not getattr(tokenizer, "chat_template", None):
+            raise ModelError(
+                "data.chat_template = true, and the tokenizer has no chat template: use a chat model's tokenizer, or set "
+                "data.chat_template = false to give prompts as plain text"
+            )
+        if not data.chat_template and data.system_prompt is not None:
+            raise ModelError("data.system_prompt is part of a chat template: leave it out, or set data.chat_template = true")
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Token ids that a response continues. Raises `DataError` when the chat template refuses the messages."""
+        if prompt.text is not None:
+            ids = self._ids(prompt.text, add_special_tokens=True)
+            eos = self.tokenizer.eos_token_id
+            return ids[:-1] if len(ids) > 1 and eos is not None and ids[-1] == eos else ids
+        return self._ids(self._render(self._complete(prompt.messages), prompt.key, add_generation_prompt=True))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The ids as text, special tokens left out."""
+        decoded = self.tokenizer.decode(
+            [int(token) for token in ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(decoded)
+
+    def render_chat(self, messages: Sequence[Message], key: str = "conversation") -> tuple[list[int], list[int]]:
+        """A whole conversation for supervised training: token ids `[T]` and loss mask `[T]`.
+
+        The mask is 1 on what the assistant says: everything after the generation prompt, its end-of-turn token included, the
+        template's white space behind that not. Each assistant turn begins where `prompt_ids` of the messages before it ends.
+        Raises `DataError` when nothing is said by the assistant, or the template does not render a conversation as an
+        extension of its beginning, so that what belongs to a turn cannot be told.
+        """
+        messages = self._complete(messages)
+        whole = self._render(messages, key)
+        ids: list[int] = []
+        mask: list[int] = []
+        done = 0
+        for index, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            before = self._render(messages[:index], key, add_generation_prompt=True)
+            after = whole if index == len(messages) - 1 else self._render(messages[: index + 1], key)
+            if not (after.startswith(before) and whole.startswith(after) and len(before) >= done):
+                raise DataError(
+                    f"{key}: the chat template does not render message {index + 1} as an extension of the messages before it "
+                    "(some templates drop or rewrite earlier turns), so its loss mask cannot be told: use one row for each "
+                    "assistant turn, or another template"
+                )
+            context = self._ids(before[done:])
+            turn = self._ids(after[len(before) :])
+            trained = self._num_trained(turn)
+            ids += context + turn
+            mask += [0] * len(context) + [1] * trained + [0] * (len(turn) - trained)
+            done = len(after)
+        if not any(mask):
+            raise DataError(f"{key}: the conversation has no assistant message to learn from")
+        rest = self._ids(whole[done:])
+        return ids + rest, mask + [0] * len(rest)
+
+    def _num_trained(self, turn: Sequence[int]) -> int:
+        """Length of an assistant turn up to its end-of-turn token, without the template's white space after it."""
+        special = set(self.tokenizer.all_special_ids) | set(getattr(self.tokenizer, "added_tokens_decoder", {}))
+        for position in range(len(turn) - 1, -1, -1):
+            if turn[position] in special:
+                return position + 1
+            if self.tokenizer.decode([turn[position]], clean_up_tokenization_spaces=False).strip():
+                break
+        return len(turn)
+
+    def _complete(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        plain = [dict(message) for message in messages]
+        if self._data.system_prompt is not None and not any(message.get("role") == "system" for message in plain):
+            plain.insert(0, {"role": "system", "content": self._data.system_prompt})
+        return plain
+
+    def _render(self, messages: Sequence[dict[str, Any]], key: str, *, add_generation_prompt: bool = False) -> str:
+        if not self._data.chat_template:
+            raise DataError(
+                f"{key}: chat messages cannot be rendered with data.chat_template = false; give the prompt as a text"
+            )
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self._data.template_options
+            )
+        except Exception as error:  # templates are programs: jinja's own errors, and whatever else one raises
+            raise DataError(f"{key}: the chat template refuses these messages: {type(error).__name__}: {error}") from error
+        return str(rendered)
+
+    def _ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        if not text:
+            return []
+        return [int(token) for token in self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]

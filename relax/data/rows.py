@@ -1,0 +1,103 @@
+"""From one raw row (a dict) to a `Prompt`, or to the reason why it cannot be one."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax.types import Prompt
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class BadRow(Exception):
+    """Why a row is malformed. Becomes a `DataError` with the place, or a count, as `data.on_bad_row` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Reads rows as `[data]` describes their columns."""
+
+    prompt_key: str
+    answer_key: str | None
+    chat_template: bool
+
+    def read(self, row: Any, key: str) -> Prompt:
+        """The prompt of one row; the columns that are neither prompt nor answer become its metadata. Raises `BadRow`."""
+        if not isinstance(row, Mapping):
+            raise BadRow(f"a row must be an object with named columns, and is {_kind(row)}")
+        if self.prompt_key not in row:
+            raise BadRow(missing_column(self.prompt_key, row))
+        raw = row[self.prompt_key]
+        rest = {str(name): value for name, value in row.items() if name not in (self.prompt_key, self.answer_key)}
+        answer = row.get(self.answer_key) if self.answer_key is not None else None
+        if isinstance(raw, str):
+            text = _text(raw, f"{self.prompt_key!r}")
+            if self.chat_template:
+                return Prompt(key, messages=({"role": "user", "content": text},), answer=answer, metadata=rest)
+            return Prompt(key, text=text, answer=answer, metadata=rest)
+        if not isinstance(raw, Sequence) or isinstance(raw, bytes):
+            raise BadRow(f"{self.prompt_key!r} must be a text or a list of chat messages, and is {_kind(raw)}")
+        if not self.chat_template:
+            raise BadRow(f"{self.prompt_key!r} is a list of chat messages, and data.chat_template = false needs a text")
+        return Prompt(key, messages=self._messages(raw), answer=answer, metadata=rest)
+
+    def _messages(self, raw: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+        if not raw:
+            raise BadRow(f"{self.prompt_key!r} is an empty list of chat messages")
+        messages: list[dict[str, Any]] = []
+        for number, message in enumerate(raw, 1):
+            if not isinstance(message, Mapping):
+                raise BadRow(f"message {number} must be an object with role and content, and is {_kind(message)}")
+            role, content = message.get("role"), message.get("content")
+            if role not in ROLES:
+                near = difflib.get_close_matches(str(role), [*ROLES, "human", "gpt"], 1, 0.6)
+                hint = {"human": "user", "gpt": "assistant"}.get(near[0], near[0]) if near else ""
+                raise BadRow(
+                    f"message {number} has the role {role!r}: allowed are {', '.join(ROLES)}"
+                    + (f"; did you mean {hint!r}?" if hint else "")
+                )
+            kept = {str(name): value for name, value in message.items() if value is not None}  # parquet fills in null
+            kept["content"] = self._content(content, number, role, bool(message.get("tool_calls")))
+            messages.append(kept)
+        if messages[-1]["role"] not in ("user", "tool"):
+            raise BadRow(f"the last message is the {messages[-1]['role']}'s, so there is nothing to respond to")
+        return tuple(messages)
+
+    def _content(self, content: Any, number: int, role: str, has_tool_calls: bool) -> str:
+        if isinstance(content, str):
+            return _text(content, f"message {number}") if role == "user" else content
+        if content is None and has_tool_calls:
+            return ""
+        if isinstance(content, Sequence) and not isinstance(content, bytes):
+            kinds = [part.get("type") if isinstance(part, Mapping) else _kind(part) for part in content]
+            if any(kind != "text" for kind in kinds):
+                raise BadRow(f"message {number} has content of the kinds {kinds}, and only text can be rendered")
+            return _text("".join(str(part.get("text", "")) for part in content), f"message {number}")
+        raise BadRow(f"message {number} must have a text as content, and has {_kind(content)}")
+
+
+def missing_column(name: str, row: Mapping[Any, Any]) -> str:
+    """Says which column is missing, which there are, and which was probably meant."""
+    return f"there is no column {name!r} (data.prompt_key); {nearest(name, [str(column) for column in row])}"
+
+
+def nearest(name: str, columns: Sequence[str]) -> str:
+    """Which columns there are, and which was probably meant."""
+    near = difflib.get_close_matches(name, columns, 1, 0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"it has {', '.join(map(repr, columns)) or 'none'}{hint}"
+
+
+def _text(text: str, what: str) -> str:
+    if not text.strip():
+        raise BadRow(f"{what} is empty")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadRow(f"{what} holds half a surrogate pair at character {error.start}, which is not text") from error
+    return text
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
