@@ -10,15 +10,13 @@ from pathlib import Path
 
 import psutil
 
+from relax.cli.check_data import data_findings, reward_findings
 from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
 from relax.cli.memory import human_bytes, memory_bytes
 from relax.cli.model_folder import ModelFolder, read_model_folder
 from relax.config import RunConfig, load_config
-from relax.config.data import DataConfig
-from relax.errors import ModelError, RelaxError
-
-_ROWS_TRIED = 16
-_NEEDS_ANSWER = ("math", "exact")
+from relax.config.load import read_config_file
+from relax.errors import ConfigError, ModelError, RelaxError
 
 
 def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
@@ -26,7 +24,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
     try:
         config = load_config(path, overrides)
     except RelaxError as failure:
-        return gather(str(path), [error(str(path), str(failure))])
+        return gather(str(path), [error(str(path), str(failure)), *_other_kind(Path(path))])
     return check_config(config, str(path))
 
 
@@ -43,13 +41,23 @@ def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
         source or config.run.name,
         _settings(config),
         model_findings,
-        _data(config, config.data, "data"),
-        _data(config, config.eval.data, "eval.data") if config.eval else (),
-        _reward(config),
+        data_findings(config, config.data, "data", model),
+        data_findings(config, config.eval.data, "eval.data", model) if config.eval else (),
+        reward_findings(config),
         _run_folder(config),
         _port(config),
         _machine(config, model),
     )
+
+
+def _other_kind(path: Path) -> Iterator[Finding]:
+    """A file of another verb, which this check does not know."""
+    try:
+        is_sft = "output" in read_config_file(path)
+    except ConfigError:
+        return  # which is the first finding already
+    if is_sft:
+        yield warning("output", "a file with an [output] section is one of relax sft, which checks it when it starts")
 
 
 def _settings(config: RunConfig) -> Iterator[Finding]:
@@ -102,54 +110,6 @@ def _model(config: RunConfig, model: ModelFolder) -> Iterator[Finding]:
         yield error(
             "data.chat_template", "the tokenizer has no chat template: set data.chat_template = false, or use a chat model's"
         )
-
-
-def _data(config: RunConfig, data: DataConfig, key: str) -> Iterator[Finding]:
-    # here, since the readers may load parquet and generator libraries, which the other checks do without
-    from relax.data.prompts import open_prompts
-
-    try:
-        source = open_prompts(data, seed=config.run.seed)
-        size = len(source)
-        rows = [source.row(index) for index in range(min(_ROWS_TRIED, size))]
-    except RelaxError as failure:
-        yield error(key, str(failure))
-        return
-    if size == 0:
-        yield error(key, "holds no rows")
-        return
-    yield ok(key, f"{size} rows; the first {len(rows)} can be read")
-    if source.num_skipped:
-        yield warning(key, f'{source.num_skipped} malformed rows are left out (on_bad_row = "skip")')
-    if config.reward.type in _NEEDS_ANSWER and (bare := [row.key for row in rows if row.answer is None]):
-        level = error if len(bare) == len(rows) else warning
-        yield level(f"{key}.answer_key", f"reward.type = {config.reward.type!r} needs an answer, and {bare[0]} has none")
-    if config.reward.type == "reasoning_gym" and data.type == "file":
-        yield warning(key, 'reward.type = "reasoning_gym" needs rows with the metadata of data.type = "reasoning_gym"')
-    if key == "data":
-        groups = config.rollout.prompts_per_step
-        if size < groups:
-            yield warning(
-                key, f"{size} rows are fewer than rollout.prompts_per_step = {groups}: a step sees some of them twice"
-            )
-        return
-    assert config.eval is not None
-    if size < config.eval.num_prompts and "num_prompts" in config.eval.model_fields_set:
-        yield warning("eval.num_prompts", f"{config.eval.num_prompts}, and eval.data has {size} rows: those are used")
-    if data.model_dump() == config.data.model_dump():
-        yield warning("eval.data", "is the training data: the evaluation says nothing about unseen prompts")
-
-
-def _reward(config: RunConfig) -> Iterator[Finding]:
-    # here, since a reward may need libraries of its own
-    from relax.rewards.table import make_scorer
-
-    try:
-        make_scorer(config.reward)
-    except RelaxError as failure:
-        yield error("reward", str(failure))
-        return
-    yield ok("reward", f"{config.reward.type} can be called")
 
 
 def _run_folder(config: RunConfig) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ class ModelFolder:
     """What stands in `config.json`, the headers of the weights and the tokenizer's files. Sizes are 0 where not given."""
 
     path: Path
+    tokenizer_path: Path
     model_type: str
     num_params: int
     num_layers: int
@@ -48,6 +49,7 @@ def read_model_folder(model: ModelConfig) -> ModelFolder:
     hidden = int(text.get("hidden_size") or 0)
     return ModelFolder(
         path=path,
+        tokenizer_path=Path(model.tokenizer_path or path),
         model_type=str(config.get("model_type", "unknown")),
         num_params=_num_params(path),
         num_layers=int(text.get("num_hidden_layers") or 0),

@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 CONFIG = {
     "model_type": "qwen3",
@@ -28,7 +31,10 @@ def fake_model(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "model"
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(CONFIG | changes))
-        (folder / "tokenizer.json").write_text("{}")
+        letters = {chr(code): code - 32 for code in range(32, 127)}
+        tokenizer = Tokenizer(WordLevel(letters, unk_token=" "))  # a token a character
+        tokenizer.pre_tokenizer = Split("", "isolated")
+        tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "chat_template.jinja").write_text("{{ messages }}")
         save_file({"embed": np.zeros((100, 32), np.float32)}, folder / "model.safetensors")
         return folder

@@ -163,3 +163,18 @@ def test_a_malformed_row_names_file_and_line(small_run, tmp_path):
         file.write(json.dumps({"prompt": 5}) + "\n")
     assert "41" in _found(check(small_run))
     assert "1 malformed rows" in _found(check(small_run, ["data.on_bad_row=skip"]), Level.WARNING)
+
+
+def test_a_prompt_longer_than_the_context_names_its_row(small_run, tmp_path):
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "7" * 240, "answer": "1"}) + "\n")
+    found = _found(check(small_run))
+    assert "train.jsonl:41 with 240 tokens where 232 fit" in found
+    assert "they are left out" in _found(check(small_run, ["data.on_bad_row=skip"]), Level.WARNING)
+    assert check(small_run, ["model.max_context=264"]).exit_code == 0
+
+
+def test_a_file_of_another_verb_is_recognised(tmp_path):
+    path = tmp_path / "sft.toml"
+    path.write_text('[model]\nbuild = "tiny"\n[output]\npath = "model"\n')
+    assert "relax sft" in check(path).render()

@@ -1,0 +1,101 @@
+"""What `relax check` can say about the data and the reward: rows that can be read, prompts that fit, answers that are there."""
+
+from collections.abc import Iterator, Sequence
+
+from relax.cli.findings import Finding, error, ok, warning
+from relax.cli.model_folder import ModelFolder
+from relax.config import RunConfig
+from relax.config.data import DataConfig
+from relax.errors import RelaxError
+from relax.types import Prompt
+
+_MADE_ROWS_TRIED = 16
+_FILE_ROWS_TRIED = 10_000
+_NEEDS_ANSWER = ("math", "exact")
+
+
+def data_findings(config: RunConfig, data: DataConfig, key: str, model: ModelFolder | None) -> Iterator[Finding]:
+    """On one source of prompts; `key` is `data` or `eval.data`. Without a model, lengths are left out."""
+    # here, since the readers may load parquet and generator libraries, which the other checks do without
+    from relax.data.prompts import open_prompts
+
+    try:
+        source = open_prompts(data, seed=config.run.seed)
+        size = len(source)
+        tried = min(size, _FILE_ROWS_TRIED if data.type == "file" else _MADE_ROWS_TRIED)
+        rows = [source.row(index) for index in range(tried)]
+    except RelaxError as failure:
+        yield error(key, str(failure))
+        return
+    yield ok(key, f"{size} rows" if tried == size else f"{size} rows, of which the first {tried} were read")
+    if source.num_skipped:
+        yield warning(key, f'{source.num_skipped} malformed rows are left out (on_bad_row = "skip")')
+    if config.reward.type in _NEEDS_ANSWER and (bare := [row.key for row in rows if row.answer is None]):
+        level = error if len(bare) == len(rows) else warning
+        yield level(f"{key}.answer_key", f"reward.type = {config.reward.type!r} needs an answer, and {bare[0]} has none")
+    if config.reward.type == "reasoning_gym" and data.type == "file":
+        yield warning(key, 'reward.type = "reasoning_gym" needs rows with the metadata of data.type = "reasoning_gym"')
+    if model is not None:
+        yield from _lengths(config, data, key, model, rows)
+    yield from _size(config, data, key, size)
+
+
+def _size(config: RunConfig, data: DataConfig, key: str, size: int) -> Iterator[Finding]:
+    if key == "data":
+        groups = config.rollout.prompts_per_step
+        if size < groups:
+            yield warning(
+                key, f"{size} rows are fewer than rollout.prompts_per_step = {groups}: a step sees some of them twice"
+            )
+        return
+    assert config.eval is not None
+    if size < config.eval.num_prompts and "num_prompts" in config.eval.model_fields_set:
+        yield warning("eval.num_prompts", f"{config.eval.num_prompts}, and eval.data has {size} rows: those are used")
+    if data.model_dump() == config.data.model_dump():
+        yield warning("eval.data", "is the training data: the evaluation says nothing about unseen prompts")
+
+
+def _lengths(config: RunConfig, data: DataConfig, key: str, model: ModelFolder, rows: Sequence[Prompt]) -> Iterator[Finding]:
+    """Prompts that are too long even without the chat template's own tokens."""
+    context = config.model.max_context or model.context
+    limit = data.max_prompt_tokens or context - config.rollout.max_new_tokens
+    path = model.tokenizer_path / "tokenizer.json"
+    # A token is at least one byte, so only these can be too long.
+    suspects = [row for row in rows if len(_content(row).encode()) > limit]
+    if not suspects or limit < 1 or not path.is_file():
+        return
+    # here, since most data need no tokenizer to be checked
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as failure:  # noqa: BLE001 - the library raises nothing narrower
+        yield error("model.path", f"{path}: cannot be read: {failure}")
+        return
+    lengths = {row.key: len(tokenizer.encode(_content(row)).ids) for row in suspects}
+    long = [name for name, length in lengths.items() if length > limit]
+    if not long:
+        return
+    first = f"{len(long)} of {len(rows)} prompts are too long, as {long[0]} with {lengths[long[0]]} tokens where {limit} fit"
+    if data.on_bad_row == "error":
+        hint = f'raise model.max_context or lower rollout.max_new_tokens, or leave them out with {key}.on_bad_row = "skip"'
+        yield error(f"{key}.max_prompt_tokens", f"{first}: {hint}")
+    else:
+        yield warning(f"{key}.max_prompt_tokens", f"{first}: they are left out")
+
+
+def _content(row: Prompt) -> str:
+    return row.text or " ".join(str(message.get("content") or "") for message in row.messages)
+
+
+def reward_findings(config: RunConfig) -> Iterator[Finding]:
+    """On the reward: it can be made, and a function of the user's own can be imported and called."""
+    # here, since a reward may need libraries of its own
+    from relax.rewards.table import make_scorer
+
+    try:
+        make_scorer(config.reward)
+    except RelaxError as failure:
+        yield error("reward", str(failure))
+        return
+    yield ok("reward", f"{config.reward.type} can be called")
