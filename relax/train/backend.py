@@ -1,5 +1,6 @@
 """What the actor asks of a training back end."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from relax.types import Ragged
+from relax.types import Ragged, WeightManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,18 @@ class StepSums:
             self.maxima[name] = max(value, self.maxima.get(name, value))
 
     def values(self) -> dict[str, float]:
-        """Means and maxima by name; a mean over nothing is left out."""
+        """Means and maxima by name; a mean over nothing is left out.
+
+        `x/mean_square` becomes `x/std`, the deviation over everything that was summed; the importance weights also give `ess`,
+        the effective share of samples `(sum w)^2 / (n sum w^2)`.
+        """
         means = {name: total / count for name, (total, count) in self.sums.items() if count > 0}
+        for name in [name for name in means if name.endswith("/mean_square")]:
+            stem, square = name.removesuffix("/mean_square"), means.pop(name)
+            mean = means[f"{stem}/mean"]
+            means[f"{stem}/std"] = math.sqrt(max(square - mean**2, 0.0))
+            if stem == "importance_weight" and square > 0:
+                means["ess"] = mean**2 / square
         return means | self.maxima
 
 
@@ -65,11 +76,18 @@ class TrainBackend(Protocol):
         ...
 
     def logprobs(self, batch: TrainBatch) -> Ragged:
-        """Log-probs `[T]` float32 of each sample's tokens at the sampling temperature, without gradients; entry 0 is 0."""
+        """Log-probs `[T]` float32 of each sample's trained tokens at the sampling temperature, without gradients; else 0."""
         ...
 
     def weights(self) -> Mapping[str, Any]:
         """The current weights (torch tensors) by Hugging Face name, a tied tensor under one name."""
+        ...
+
+    def load_weights(self, manifest: WeightManifest) -> float:
+        """Takes a published version in place of its own weights, proven by digest and canary; for roles that only score.
+
+        Returns the canary's largest log-prob difference; raises `WeightSyncError` and keeps its weights otherwise.
+        """
         ...
 
     def canary(self) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -1,0 +1,71 @@
+"""`relax eval`: a model's accuracy on a run file's held-out data, through the engine and the reward that training uses."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from relax.bus.core import Core
+from relax.config import RunConfig, load_config
+from relax.engines.pool import EnginePool
+from relax.errors import ConfigError
+from relax.rewards.pool import RewardPool
+from relax.roles.build import queue_limits
+from relax.roles.engine_host import EngineHost
+from relax.roles.evaluation import Evaluation, summarise
+from relax.roles.role import RoleTask
+from relax.types import Sample
+from relax.weights.publisher import WeightPublisher
+
+
+def evaluate(run_file: Path, overrides: list[str], *, model: Path | None = None, out: Path | None = None) -> int:
+    """Prints the metrics as JSON; writes every response to `out` (jsonl) if given."""
+    if model is not None:
+        overrides = [*overrides, f"model.path={json.dumps(str(model))}"]
+    config = load_config(run_file, overrides)
+    if config.eval is None:
+        raise ConfigError(f"{run_file} has no [eval] section: relax eval needs eval.data to know the held-out prompts")
+    metrics, samples = asyncio.run(_evaluate(config))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(_row(sample), ensure_ascii=False, default=str) + "\n" for sample in samples)
+    sys.stdout.write(json.dumps(metrics, indent=2) + "\n")
+    return 0
+
+
+async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
+    # here, since torch and transformers take seconds to import
+    from relax.data.tokenizer import load_tokenizer
+    from relax.train.torch_backend import TorchBackend
+
+    core = Core(queue_limits(config))
+    publisher = WeightPublisher(core, run_id=f"{config.run.name}-eval")
+    host = RoleTask(EngineHost("engine-0", config, core))
+    rewards = RewardPool(config.reward)
+    try:
+        await host.start()
+        assert isinstance(host.role, EngineHost)
+        await rewards.start()
+        pool = EnginePool({"engine-0": host.role.engine})
+        evaluation = Evaluation(config, load_tokenizer(config.model), rewards, pool, core)
+        await evaluation.start()
+        host.run()
+        backend = TorchBackend(config)
+        await publisher.publish(publisher.snapshot(0, backend.weights(), backend.canary()))
+        while (await host.role.engine.stats()).version < 0:
+            if error := host.status()["error"]:
+                raise ConfigError(f"the engine could not take the model's weights: {error}")
+            await asyncio.sleep(0.05)
+        groups = await evaluation.answers(0)
+        return summarise(0, groups), [sample for group in groups if group for sample in group]
+    finally:
+        await rewards.close()
+        await host.stop()
+        await publisher.close()
+        await core.close()
+
+
+def _row(sample: Sample) -> dict[str, Any]:
+    return {**sample.metadata, "reward": sample.reward, "parts": dict(sample.reward_parts), "outcome": str(sample.outcome)}

@@ -1,0 +1,51 @@
+"""The in-process runtime: the same roles as tasks of one event loop, without Ray. For tests, debugging and notebooks."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from relax.bus.core import Core
+from relax.bus.transfer_queue import TransferQueue
+from relax.config.run import RunConfig
+from relax.engines.pool import EnginePool
+from relax.roles.build import make_core, make_role
+from relax.roles.engine_host import EngineHost
+from relax.roles.role import RoleTask
+from relax.roles.topology import engine_names, role_specs
+
+
+class InProcessRuntime:
+    """Runs everything here; heavy work happens in threads, so the event loop stays free."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._core: Core | None = None
+        self._tasks: dict[str, RoleTask] = {}
+
+    @property
+    def bus(self) -> TransferQueue:
+        assert self._core is not None, "the runtime is not started"
+        return self._core
+
+    async def start(self, run_dir: Path, resume: Path | None) -> None:
+        core = self._core = make_core(self.config, run_dir, resume)
+        hosts = [EngineHost(name, self.config, core) for name in engine_names(self.config)]
+        self._tasks = {host.name: RoleTask(host) for host in hosts}
+        await asyncio.gather(*(task.start() for task in self._tasks.values()))
+        engines = EnginePool({host.name: host.engine for host in hosts})
+        for spec in role_specs(self.config):
+            role = make_role(spec.name, self.config, core, run_dir, resume, engines)
+            self._tasks[spec.name] = RoleTask(role)
+            await self._tasks[spec.name].start()
+        for task in self._tasks.values():
+            task.run()
+
+    async def status(self) -> dict[str, dict[str, Any]]:
+        return {name: task.status() for name, task in self._tasks.items()}
+
+    async def stop(self) -> None:
+        for task in reversed(list(self._tasks.values())):
+            await task.stop()
+        self._tasks = {}
+        if self._core is not None:
+            await self._core.close()

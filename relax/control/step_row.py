@@ -1,0 +1,34 @@
+"""One row of `metrics.jsonl`: the actor's step metrics, and what the rollout did meanwhile."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class StepRow:
+    """Turns the rollout's running totals into amounts for each step."""
+
+    def __init__(self) -> None:
+        self._started = 0.0
+        self._totals: dict[str, float] = {}
+        self._at_last_step: dict[str, float] = {}
+
+    def begin(self, now: float) -> None:
+        """Time zero of `time_s`."""
+        self._started = now
+
+    def rollout(self, event: Mapping[str, Any]) -> bool:
+        """Takes the rollout's totals; true when any work was done since the last ones."""
+        totals = {**event["counts"], "wait/rollout_s": float(event["waited_s"])}
+        moved = any(totals[name] != self._totals.get(name) for name in event["counts"])
+        self._totals = totals
+        return moved
+
+    def finish(self, metrics: Mapping[str, Any], now: float) -> dict[str, Any]:
+        """The step's row; totals not yet reported by the rollout fall into the next one."""
+        row: dict[str, Any] = {"step": metrics["step"], "time_s": round(now - self._started, 3), **metrics}
+        for name, total in self._totals.items():
+            row[name] = total - self._at_last_step.get(name, 0.0)
+        row.setdefault("tokens/generated", 0)
+        row.setdefault("wait/rollout_s", 0.0)
+        self._at_last_step = dict(self._totals)
+        return row

@@ -1,0 +1,46 @@
+"""The advantages role.
+
+consumes: whole groups with rewards          waits for: rollout
+produces: the column `advantages`            unblocks:  actor
+"""
+
+import asyncio
+
+import numpy as np
+
+from relax.algorithms.table import advantages
+from relax.bus.transfer_queue import Lease
+from relax.errors import WaitTimeout
+from relax.roles.role import Role
+from relax.types import Ragged
+
+_MAX_GROUPS = 256  # groups of one claim; they are cheap
+
+
+class Advantages(Role):
+    async def run(self) -> None:
+        while True:
+            self.activity = "waiting for rewarded groups"
+            started = asyncio.get_running_loop().time()
+            try:
+                lease = await self.bus.claim(
+                    "advantages", ("reward", "loss_mask"), num_groups=_MAX_GROUPS, wait_s=60.0, consumer=self.name
+                )
+            except WaitTimeout:
+                continue
+            finally:
+                self.waited_s += asyncio.get_running_loop().time() - started
+            self.activity = f"computing {len(lease.row_ids)} rows"
+            await self._compute(lease)
+
+    async def _compute(self, lease: Lease) -> None:
+        mask, reward = lease.columns["loss_mask"], lease.columns["reward"]
+        assert isinstance(mask, Ragged)
+        column = advantages(
+            self.config.algorithm,
+            rewards=np.asarray(reward, np.float64),
+            group_ids=np.asarray(lease.group_ids, np.int64),
+            loss_mask=mask,
+        )
+        await self.bus.write(lease.row_ids, {"advantages": column})
+        await self.bus.ack([lease.lease_id])

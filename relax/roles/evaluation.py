@@ -1,0 +1,107 @@
+"""Held-out evaluation: greedy or sampled responses to the first rows of the eval data, scored by the run's own reward."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from relax.bus.transfer_queue import TransferQueue
+from relax.config.run import RunConfig
+from relax.data.prompts import PromptSource, open_prompts
+from relax.data.render import Renderer
+from relax.engines.pool import EnginePool
+from relax.envs.single_turn import play_single_turn
+from relax.errors import EngineError, WaitTimeout
+from relax.rewards.pool import RewardPool
+from relax.types import Sample, Sampling
+
+_EVAL_IDS = 1 << 40  # request ids of evaluation are apart from those of training groups
+_CONCURRENT_PROMPTS = 64
+
+
+class Evaluation:
+    """Shares engines and reward workers with training; asks for few prompts at a time so that training goes on."""
+
+    def __init__(self, config: RunConfig, tokenizer: Any, rewards: RewardPool, engines: EnginePool, bus: TransferQueue) -> None:
+        assert config.eval is not None
+        self._run, self._eval, self._bus = config, config.eval, bus
+        self._renderer = Renderer(tokenizer, config.eval.data)
+        self._rewards, self._engines = rewards, engines
+        self._source: PromptSource | None = None
+
+    async def start(self) -> None:
+        self._source = await asyncio.to_thread(open_prompts, self._eval.data, seed=self._run.run.seed)
+
+    async def follow(self, first_step: int) -> None:
+        """Evaluates every `eval.every` steps, skipping what is overtaken meanwhile, and once more at the last step."""
+        last, every = self._run.train.num_steps, self._eval.every
+        step = first_step
+        while step < last:
+            due = min(last, (step // every + 1) * every) if every else last
+            step = await self.at(due)
+
+    async def at(self, step: int) -> int:
+        """Waits until the engines hold `step` or a newer version, evaluates, and emits the metrics; returns that version."""
+        while True:
+            try:
+                await self._bus.wait_acknowledged(step, wait_s=60.0)
+                break
+            except WaitTimeout:
+                continue
+        version = min(stats.version for stats in (await self._engines.stats()).values())
+        metrics = await self.run(version)
+        await self._bus.emit({"kind": "eval", "metrics": metrics})
+        return version
+
+    async def run(self, step: int) -> dict[str, Any]:
+        """Metrics: `eval/accuracy` (mean reward), `eval/pass@k`, lengths, failures, and the policy versions that answered."""
+        return summarise(step, await self.answers(step))
+
+    async def answers(self, step: int) -> list[list[Sample] | None]:
+        """The scored samples of each prompt, in the order of the data; None where the engine failed."""
+        assert self._source is not None
+        gate = asyncio.Semaphore(_CONCURRENT_PROMPTS)
+        count = min(self._eval.num_prompts, len(self._source))
+        return await asyncio.gather(*(self._answer(step, row, gate) for row in range(count)))
+
+    async def _answer(self, step: int, row: int, gate: asyncio.Semaphore) -> list[Sample] | None:
+        assert self._source is not None
+        prompt = self._source.row(row)
+        rollout = self._run.rollout
+        sampling = Sampling(self._eval.max_new_tokens or rollout.max_new_tokens, self._eval.temperature, stop=rollout.stop)
+        group = _EVAL_IDS + step * (1 << 24) + row
+        async with gate:
+            try:
+                return await play_single_turn(
+                    prompt=prompt,
+                    group_id=group,
+                    prompt_ids=self._renderer.prompt_ids(prompt),
+                    seeds=[row * 1009 + index for index in range(self._eval.samples_per_prompt)],
+                    sampling=sampling,
+                    generate=self._engines.generate,
+                    score=self._rewards.score,
+                    to_text=self._renderer.text,
+                )
+            except EngineError:
+                return None
+
+
+def summarise(step: int, groups: list[list[Sample] | None]) -> dict[str, Any]:
+    """Means over scored samples; prompts without one are counted under `eval/failed`, not as zeros."""
+    scored = [[s for s in group if s.reward is not None] for group in groups if group]
+    scored = [group for group in scored if group]
+    samples = [sample for group in scored for sample in group]
+    metrics: dict[str, Any] = {"step": step, "eval/prompts": len(scored), "eval/failed": len(groups) - len(scored)}
+    if not samples:
+        return metrics
+    versions = [segment.version for sample in samples for segment in sample.versions]
+    metrics |= {
+        "eval/accuracy": float(np.mean([sample.reward for sample in samples])),
+        "eval/length_mean": float(np.mean([int(sample.loss_mask.sum()) for sample in samples])),
+        "eval/version_min": min(versions),
+        "eval/version_max": max(versions),
+    }
+    k = max(len(group) for group in scored)
+    if k > 1:
+        metrics[f"eval/pass@{k}"] = float(np.mean([max(s.reward or 0.0 for s in group) >= 1.0 for group in scored]))
+    return metrics

@@ -1,0 +1,257 @@
+"""The rollout role.
+
+    admit -> prompt of the ticket's issue number -> engines generate the group -> reward workers score it -> put_group
+      waits for: a place within the staleness bound (training, weight sync), engines, reward workers, room in the queue
+      unblocks:  advantages, reference, actor_fwd, actor
+
+A group that fails gives its place back and is counted; it never stops the run by itself, too many in a row do.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from relax.bus.transfer_queue import Ticket, TransferQueue
+from relax.config.run import RunConfig
+from relax.data.prompts import PromptSource, open_prompts
+from relax.data.render import Renderer
+from relax.data.tokenizer import load_tokenizer
+from relax.engines.pool import EnginePool
+from relax.envs.single_turn import play_single_turn
+from relax.errors import BusGone, EngineError, RoleError, WaitTimeout
+from relax.rewards.pool import RewardPool
+from relax.roles.evaluation import Evaluation
+from relax.roles.role import Role
+from relax.types import Column, Outcome, Ragged, Sample, Sampling
+
+_HEARTBEAT_S = 1.0
+
+
+class Rollout(Role):
+    """Keeps as many groups in flight as the staleness bound and the engines' slots allow."""
+
+    def __init__(self, config: RunConfig, bus: TransferQueue, engines: EnginePool, first_step: int) -> None:
+        super().__init__("rollout", config, bus)
+        self.engines = engines
+        self._first_step = first_step
+        self.counts: Counter[str] = Counter()
+        self._failed_in_a_row = 0
+        self._filtered_in_a_row = 0
+        self._first_error: str | None = None
+        self._recorded: Counter[int] = Counter()
+        self._rewards: RewardPool | None = None
+        self._source: PromptSource | None = None
+        self._renderer: Renderer | None = None
+        self._evaluation: Evaluation | None = None
+
+    async def start(self) -> None:
+        config = self.config
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        self._renderer = Renderer(tokenizer, config.data)
+        self._source = await asyncio.to_thread(open_prompts, config.data, seed=config.run.seed)
+        self._rewards = RewardPool(config.reward)
+        await self._rewards.start()
+        if config.eval is not None:
+            self._evaluation = Evaluation(config, tokenizer, self._rewards, self.engines, self.bus)
+            await self._evaluation.start()
+
+    async def stop(self) -> None:
+        if self._rewards is not None:
+            await self._rewards.close()
+
+    def max_groups_in_flight(self) -> int:
+        """Enough groups to fill every engine's slots while others are being scored."""
+        rollout = self.config.rollout
+        in_slots = rollout.num_engines * rollout.engine.max_slots / rollout.group_size
+        return max(2, int(1.5 * in_slots) + 1)
+
+    async def run(self) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat())
+        groups: set[asyncio.Task[None]] = set()
+        evaluating = None
+        try:
+            if self._evaluation is not None:
+                self.activity = "evaluating before training"
+                await self._evaluation.at(self._first_step)
+                evaluating = asyncio.create_task(self._evaluation.follow(self._first_step))
+            while True:
+                free = self.max_groups_in_flight() - len(groups)
+                if free == 0:
+                    self.activity = f"{len(groups)} groups in flight"
+                    groups = await self._settle(groups)
+                    continue
+                tickets = await self._admit(free, groups)
+                if tickets is None:
+                    groups = await self._settle(groups, block=False)
+                elif not tickets:
+                    break
+                else:
+                    groups |= {asyncio.create_task(self._group(ticket)) for ticket in tickets}
+            await asyncio.gather(*groups)
+            if evaluating is not None:
+                self.activity = "evaluating after training"
+                await evaluating
+        finally:
+            background = [heartbeat, *groups, *([evaluating] if evaluating else [])]
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+        await self._report()
+
+    async def _admit(self, count: int, groups: set[asyncio.Task[None]]) -> list[Ticket] | None:
+        """Tickets; an empty list at the end of the run; None when a group's failure has to be looked at first."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self.activity = "waiting for a place within the staleness bound"
+        admit = asyncio.create_task(self.bus.admit(count, wait_s=60.0))
+        try:
+            while True:
+                done, _ = await asyncio.wait({admit, *groups}, return_when=asyncio.FIRST_COMPLETED)
+                if admit in done:
+                    return admit.result()
+                if any(task.exception() for task in done if not task.cancelled()):
+                    return None
+                groups -= done
+        except WaitTimeout:
+            return None
+        finally:
+            if not admit.done():
+                admit.cancel()
+            self.waited_s += loop.time() - started
+            self.activity = "generating"
+
+    @staticmethod
+    async def _settle(groups: set[asyncio.Task[None]], *, block: bool = True) -> set[asyncio.Task[None]]:
+        """Waits for a group to end; raises what it raised."""
+        if not groups:
+            return groups
+        done, pending = await asyncio.wait(groups, timeout=None if block else 0, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return pending
+
+    async def _group(self, ticket: Ticket) -> None:
+        assert self._source is not None
+        assert self._renderer is not None
+        assert self._rewards is not None
+        rollout, issue = self.config.rollout, ticket.issue
+        prompt = self._source.prompt(issue)
+        prompt_ids = self._renderer.prompt_ids(prompt)
+        try:
+            samples = await play_single_turn(
+                prompt=prompt,
+                group_id=issue,
+                prompt_ids=prompt_ids,
+                seeds=sample_seeds(self.config.run.seed, issue, rollout.group_size),
+                sampling=Sampling(rollout.max_new_tokens, rollout.temperature, stop=rollout.stop),
+                generate=self.engines.generate,
+                score=self._rewards.score,
+                to_text=self._renderer.text,
+            )
+        except EngineError as error:
+            await self._failed(issue, f"prompt {prompt.key}: {error}")
+            return
+        for sample in samples:
+            self.counts[f"outcome/{sample.outcome}"] += 1
+            self.counts["tokens/generated"] += int(sample.loss_mask.sum())
+        kept = [sample for sample in samples if sample.outcome.is_trainable]
+        if not kept:
+            errors = [str(sample.metadata.get("error")) for sample in samples if sample.metadata.get("error")]
+            await self._failed(issue, f"prompt {prompt.key}: no sample could be scored: {errors[0] if errors else 'aborted'}")
+            return
+        self._failed_in_a_row = 0
+        if rollout.filter_zero_signal and len({sample.reward for sample in kept}) == 1:
+            await self._filtered(issue, kept[0].reward)
+            return
+        self._filtered_in_a_row = 0
+        await self._record(ticket, kept)
+        await self._put(issue, kept)
+        self.counts["groups"] += 1
+
+    async def _put(self, issue: int, samples: Sequence[Sample]) -> None:
+        columns = to_columns(samples)
+        while True:
+            try:
+                await self.bus.put_group(issue, columns, wait_s=60.0)
+                return
+            except WaitTimeout:
+                self.activity = "waiting for room in the transfer queue"
+
+    async def _failed(self, issue: int, reason: str) -> None:
+        self.counts["groups/failed"] += 1
+        self._failed_in_a_row += 1
+        self._first_error = self._first_error if self._failed_in_a_row > 1 and self._first_error else reason
+        await self.bus.forfeit(issue, "failed", reason)
+        await self.bus.emit({"kind": "warning", "role": self.name, "text": reason})
+        if self._failed_in_a_row >= self.config.rollout.max_failed_in_a_row:
+            raise RoleError(f"rollout: {self._failed_in_a_row} groups failed one after another; the first: {self._first_error}")
+
+    async def _filtered(self, issue: int, reward: float | None) -> None:
+        self.counts["groups/filtered"] += 1
+        self._filtered_in_a_row += 1
+        await self.bus.forfeit(issue, "filtered", f"every reward is {reward}")
+        limit = self.config.rollout.max_filtered_in_a_row
+        if self._filtered_in_a_row >= limit:
+            raise RoleError(
+                f"rollout: {limit} groups one after another had equal rewards within the group (the last: {reward}), so "
+                "nothing can be learned: the task is too hard or too easy for this model, or the reward does not see the answer"
+            )
+
+    async def _record(self, ticket: Ticket, samples: Sequence[Sample]) -> None:
+        room = self.config.observe.samples_per_step - self._recorded[ticket.batch]
+        if room <= 0:
+            return
+        rows = [_readable(sample, ticket) for sample in samples[:room]]
+        self._recorded[ticket.batch] += len(rows)
+        await self.bus.emit({"kind": "samples", "step": ticket.batch, "rows": rows})
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            try:
+                await self._report()
+            except BusGone:
+                return
+
+    async def _report(self) -> None:
+        await self.bus.emit({"kind": "rollout", "counts": dict(self.counts), "waited_s": self.waited_s})
+
+    def status(self) -> dict[str, Any]:
+        return super().status() | {"counts": dict(self.counts)}
+
+
+def sample_seeds(run_seed: int, issue: int, group_size: int) -> list[int]:
+    """A 63-bit seed for each sample of a group, fixed by the run's seed, the issue number and the index in the group."""
+    digests = (hashlib.blake2b(f"{run_seed}/{issue}/{index}".encode(), digest_size=8).digest() for index in range(group_size))
+    return [int.from_bytes(digest, "little") >> 1 for digest in digests]
+
+
+def to_columns(samples: Sequence[Sample]) -> dict[str, Column]:
+    """The columns that the rollout writes: per-token ones ragged, `versions` the oldest trained version of each row."""
+    return {
+        "tokens": Ragged.pack([np.asarray(s.tokens, np.int32) for s in samples]),
+        "loss_mask": Ragged.pack([np.asarray(s.loss_mask, np.uint8) for s in samples]),
+        "rollout_logprobs": Ragged.pack([np.asarray(s.rollout_logprobs, np.float32) for s in samples]),
+        "versions": np.asarray([s.oldest_version for s in samples], np.int64),
+        "reward": np.asarray([s.reward for s in samples], np.float64),
+        "outcome": [str(s.outcome) for s in samples],
+    }
+
+
+def _readable(sample: Sample, ticket: Ticket) -> dict[str, Any]:
+    return {
+        "group": sample.group_id,
+        "index": sample.index,
+        "prompt": sample.metadata.get("prompt"),
+        "response": sample.metadata.get("response"),
+        "answer": sample.metadata.get("answer"),
+        "reward": sample.reward,
+        "parts": dict(sample.reward_parts),
+        "outcome": str(Outcome(sample.outcome)),
+        "version": sample.oldest_version,
+        "tokens": len(sample.tokens),
+    }

@@ -1,0 +1,74 @@
+"""The metrics of one optimizer step, gathered while its groups stream in."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from relax.bus.transfer_queue import Lease
+from relax.train.backend import StepSums
+from relax.types import Outcome, Ragged
+
+
+class StepMetrics:
+    """Rewards, lengths, ages and outcomes over the step's rows, and the seconds spent by kind of work."""
+
+    def __init__(self, step: int, started: float) -> None:
+        self.step = step
+        self.sums = StepSums()
+        self._started = started
+        self._seconds: Counter[str] = Counter()
+        self._rewards: list[np.ndarray] = []
+        self._groups: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+        self._ages: list[np.ndarray] = []
+        self._outcomes: Counter[str] = Counter()
+
+    @contextmanager
+    def timed(self, kind: str) -> Iterator[None]:
+        """Adds the block's wall seconds to `kind`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[kind] += time.perf_counter() - started
+
+    def add_lease(self, lease: Lease) -> None:
+        """Takes in the rows of one claim."""
+        mask = lease.columns["loss_mask"]
+        assert isinstance(mask, Ragged)
+        self._lengths.append(np.add.reduceat(mask.values.astype(np.int64), mask.offsets[:-1]))
+        self._rewards.append(np.asarray(lease.columns["reward"], np.float64))
+        self._groups.append(np.asarray(lease.group_ids, np.int64))
+        self._ages.append(self.step - np.asarray(lease.columns["versions"], np.int64))
+        self._outcomes.update(str(outcome) for outcome in lease.columns["outcome"])
+
+    def finish(self, finished: Mapping[str, float], now: float) -> dict[str, float | int]:
+        """Every metric of the step by name; times in seconds. `step` counts finished steps, from 1."""
+        rewards, groups = np.concatenate(self._rewards), np.concatenate(self._groups)
+        lengths, ages = np.concatenate(self._lengths), np.concatenate(self._ages)
+        stds = np.array([rewards[groups == group].std() for group in np.unique(groups)])
+        step_s = now - self._started
+        metrics: dict[str, float | int] = {
+            "step": self.step + 1,
+            "step_s": step_s,
+            "train_s": self._seconds["train"],
+            "wait/actor_s": self._seconds["wait"],
+            "snapshot_s": self._seconds["snapshot"],
+            "reward/mean": float(rewards.mean()),
+            "reward/std_within_group": float(stds.mean()),
+            "reward/zero_signal_groups": int((stds == 0).sum()),
+            "response/length_mean": float(lengths.mean()),
+            "response/length_max": int(lengths.max()),
+            "response/truncated_fraction": self._outcomes[Outcome.TRUNCATED] / len(rewards),
+            "age/mean": float(ages.mean()),
+            "age/max": int(ages.max()),
+            "samples": len(rewards),
+            "tokens/trained": int(lengths.sum()),
+            "samples_per_s": len(rewards) / step_s,
+            "tokens_per_s": int(lengths.sum()) / step_s,
+        }
+        metrics |= {f"age/count_{age}": int((ages == age).sum()) for age in np.unique(ages).tolist()}
+        return metrics | self.sums.values() | dict(finished)

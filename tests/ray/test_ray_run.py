@@ -1,0 +1,158 @@
+"""Whole runs on real Ray: they end, stop on Ctrl-C, resume, stand beside one another, and leave no process behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+RunFile = Callable[..., Path]
+pytestmark = pytest.mark.timeout(300)
+
+
+@contextmanager
+def training(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """`relax train` in a session of its own, so that signals can reach its whole group; ended with all its processes."""
+    command = [sys.executable, "-m", "relax.cli.main", "train", *map(str, arguments)]
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ.copy(),
+    )
+    try:
+        yield process
+    finally:
+        for member in family(process.pid):
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.wait(10)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    file = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while len(rows(run_dir)) < step:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"step {step} did not come"
+        time.sleep(0.1)
+
+
+def assert_all_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert not alive, f"left behind: {[(p.pid, p.name()) for p in alive]}"
+
+
+def state(run_dir: Path) -> str:
+    return str(json.loads((run_dir / "state.json").read_text())["state"])
+
+
+def test_run_ends_and_leaves_nothing_behind(run_file: RunFile, tmp_path: Path) -> None:
+    path, run_dir = run_file("ray"), tmp_path / "runs" / "digits"
+    shm_before = set(Path("/dev/shm").iterdir())
+    with training(path, cwd=tmp_path) as process:
+        wait_for_step(run_dir, 1, process)
+        members = family(process.pid)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, out
+        assert_all_gone(members)
+    assert [row["step"] for row in rows(run_dir)] == [1, 2, 3, 4, 5, 6]
+    assert all(row["age/max"] <= 1 for row in rows(run_dir))
+    assert "held-out accuracy" in out
+    assert state(run_dir) == "finished"
+    assert (run_dir / "hf" / "model.safetensors").is_file()
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shm_before if "relax" in path.name}
+    assert not left
+
+
+def test_ctrl_c_stops_in_time_and_resume_goes_on(run_file: RunFile, tmp_path: Path) -> None:
+    path, run_dir = run_file("ray"), tmp_path / "runs" / "digits"
+    with training(path, "train.num_steps=100000", cwd=tmp_path) as process:
+        wait_for_step(run_dir, 4, process)
+        members = family(process.pid)
+        started = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group hears it
+        out, _ = process.communicate(timeout=30)
+        assert time.monotonic() - started < 10
+        assert process.returncode == 130, out
+        assert "--resume" in out
+        assert_all_gone(members)
+    assert state(run_dir) == "stopped"
+    with training("--resume", run_dir, "train.num_steps=6", cwd=tmp_path) as process:
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, out
+    steps = [row["step"] for row in rows(run_dir)]
+    assert steps == sorted(set(steps)), "no step is recorded twice"
+    assert steps[-1] >= 6
+
+
+def test_killed_engine_ends_the_run_with_a_reason(run_file: RunFile, tmp_path: Path) -> None:
+    path, run_dir = run_file("ray"), tmp_path / "runs" / "digits"
+    with training(path, "train.num_steps=100000", cwd=tmp_path) as process:
+        wait_for_step(run_dir, 2, process)
+        members = family(process.pid)
+        engines = [member for member in members if "EngineActor" in " ".join(member.cmdline())]
+        assert engines, [member.cmdline() for member in members]
+        engines[0].kill()
+        out, _ = process.communicate(timeout=90)
+        assert process.returncode == 1, out
+        assert "engine-0" in out
+        assert "--resume" in out
+        assert_all_gone(members)
+    assert state(run_dir) == "failed"
+
+
+@pytest.mark.slow
+def test_two_runs_at_once(run_file: RunFile, tmp_path: Path) -> None:
+    with training(run_file("ray", "one"), cwd=tmp_path) as one, training(run_file("ray", "two"), cwd=tmp_path) as two:
+        assert one.communicate(timeout=200)[1] is None
+        two.communicate(timeout=200)
+        assert (one.returncode, two.returncode) == (0, 0)
+    assert len(rows(tmp_path / "runs" / "one")) == len(rows(tmp_path / "runs" / "two")) == 6
+
+
+def test_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with training(run_file("ray"), f"services.http_port={port}", cwd=tmp_path) as process:
+            out, _ = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert str(port) in out
+        assert "port" in out
+    with training(
+        run_file("ray"), f"services.http_port={port}", "train.num_steps=100000", "--overwrite", cwd=tmp_path
+    ) as process:
+        wait_for_step(tmp_path / "runs" / "digits", 1, process)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/actor/status", timeout=10) as answer:
+            status = json.load(answer)
+        assert status["role"] == "actor"
+        assert status["step"] >= 1
