@@ -24,7 +24,7 @@ def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
     try:
         config = load_config(path, overrides)
     except RelaxError as failure:
-        return gather(str(path), [error(str(path), str(failure)), *_other_kind(Path(path))])
+        return gather(str(path), [error(str(path), _other_kind(Path(path)) or str(failure))])
     return check_config(config, str(path))
 
 
@@ -50,14 +50,13 @@ def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
     )
 
 
-def _other_kind(path: Path) -> Iterator[Finding]:
-    """A file of another verb, which this check does not know."""
+def _other_kind(path: Path) -> str | None:
+    """What to say of a file of another verb, whose every key would be a mistake here."""
     try:
         is_sft = "output" in read_config_file(path)
     except ConfigError:
-        return  # which is the first finding already
-    if is_sft:
-        yield warning("output", "a file with an [output] section is one of relax sft, which checks it when it starts")
+        return None  # which is the finding already
+    return "a file with an [output] section is one of relax sft, which checks it when it starts" if is_sft else None
 
 
 def _settings(config: RunConfig) -> Iterator[Finding]:
