@@ -14,7 +14,14 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from relax.config.reward import MathRewardConfig
 from relax.rewards.table import reference_text
 
-BOXED = re.compile(r"\\f?boxed\s*\{")
+BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# Powers of powers, powers and factorials of five digits and more: sympy computes them in full, for hours. They are no answer.
+_NUMBER = r"[{(\s]*-?\d[\d.]*[)}\s]*"
+EXPLOSIVE = re.compile(
+    rf"(?<![\d.])\d[\d.]*[)}}\s]*(?:(?:\^|\*\*){_NUMBER}){{2,}}|(?:\^|\*\*)[{{(\s]*-?\d{{5,}}[)}}\s]*|(?<!\d)\d{{5,}}\s*!"
+)
+MAX_CHARACTERS = 20_000  # of a response without a box: its end, where an answer is looked for
+MAX_BOXES = 20  # that are never closed, before looking further is given up
 CONFIGS = (LatexExtractionConfig(), ExprExtractionConfig())
 
 
@@ -38,7 +45,7 @@ def make_math(config: MathRewardConfig) -> Callable[[Any, str, Any, dict[str, An
         expected = gold[reference]
         if not expected:  # words, which are compared as such
             return float(_plain(given if given is not None else response) == _plain(reference))
-        found = _parse(response if given is None else f"$\\boxed{{{given}}}$")
+        found = _parse(response[-MAX_CHARACTERS:] if given is None else f"$\\boxed{{{given}}}$")
         return float(bool(found) and bool(verify(expected, found, timeout_seconds=None)))
 
     return score
@@ -46,7 +53,7 @@ def make_math(config: MathRewardConfig) -> Callable[[Any, str, Any, dict[str, An
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last `\boxed{...}` that is closed; None without one."""
-    for match in reversed(list(BOXED.finditer(text))):
+    for match in list(BOXED.finditer(text))[: -MAX_BOXES - 1 : -1]:
         depth = 1
         for position in range(match.end(), len(text)):
             depth += {"{": 1, "}": -1}.get(text[position], 0) if text[position - 1] != "\\" else 0
@@ -56,7 +63,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _parse(text: str) -> list[Any]:
-    return list(parse(text, extraction_config=CONFIGS, parsing_timeout=None))
+    return list(parse(EXPLOSIVE.sub(" ", text), extraction_config=CONFIGS, parsing_timeout=None))
 
 
 def _parse_reference(reference: str) -> list[Any]:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from relax.config.reward import ExactRewardConfig, FormatRewardConfig, FunctionRewardConfig, MathRewardConfig, RewardConfig
+from relax.config.reward import ExactRewardConfig, FormatRewardConfig, FunctionRewardConfig, RewardConfig
 from relax.errors import ConfigError, RewardError
 from relax.rewards.pool import RewardPool
+from relax.rewards.table import make_scorer
 from relax.types import Outcome, Prompt
 
 PROMPT = Prompt("p:1", messages=({"role": "user", "content": "1+1=?"},), answer="2", metadata={"level": 1})
@@ -102,46 +103,40 @@ async def test_what_a_function_may_return_and_what_is_refused() -> None:
         assert await pool.score(PROMPT, []) == []
 
 
-@pytest.mark.parametrize("bad", ["loop", "sleep 60", "regex", "exit 3", "exit 0"])
-async def test_a_call_that_hangs_or_kills_its_worker_is_the_only_one_that_fails(bad: str) -> None:
-    async with Running(config(time_limit_s=0.4, num_workers=2)) as pool:
+async def test_a_call_that_hangs_or_ends_its_worker_is_the_only_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "child"
+    monkeypatch.setenv("RELAX_TEST_CHILD_NOTE", str(note))
+    past = "ran past reward.time_limit_s = 0.5"
+    bad = {"loop": past, "regex": past, "child": past, "exit 3": "exit code 3", "exit 0": "exit code 0"}
+    async with Running(config(time_limit_s=0.5, num_workers=2)) as pool:
         before = pool.worker_pids
-        responses = ["number 1", "number 2", bad, "number 3", "number 4", "number 5"]
-        results, others = await asyncio.gather(pool.score(PROMPT, responses), pool.score(PROMPT, ["number 7"] * 8))
-        assert [result.value for result in results] == [1.0, 2.0, None, 3.0, 4.0, 5.0]
-        assert results[2].outcome is Outcome.REWARD_ERROR
-        words = f"exit code {bad.split()[1]}" if bad.startswith("exit") else "ran past reward.time_limit_s = 0.4"
-        assert words in str(results[2].error)
-        assert [result.value for result in others] == [7.0] * 8
+        responses = [text for index, name in enumerate(bad) for text in (f"number {index}", name)]
+        results, others = await asyncio.gather(pool.score(PROMPT, responses), pool.score(PROMPT, ["number 7"] * 20))
+        assert [result.value for result in results[::2]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        for result, words in zip(results[1::2], bad.values(), strict=True):
+            assert (result.outcome, result.value) == (Outcome.REWARD_ERROR, None)
+            assert words in str(result.error)
+        assert [result.value for result in others] == [7.0] * 20
         assert await until(lambda: len(pool.worker_pids) == 2)
-        assert len(set(before) & set(pool.worker_pids)) == 1
-        assert pool.stats.num_replaced == 1
+        assert not set(before) & set(pool.worker_pids)
+        assert pool.stats.num_replaced == len(bad)
+        assert await until(lambda: not is_alive(int(note.read_text())))  # what a reward starts ends with it
 
 
-async def test_every_call_of_a_group_may_hang_and_the_pool_goes_on() -> None:
-    async with Running(config(time_limit_s=0.1)) as pool:
-        results = await pool.score(PROMPT, ["sleep 60"] * 3)
-        assert [result.outcome for result in results] == [Outcome.REWARD_ERROR] * 3
-        assert (await pool.score(PROMPT, ["number 1"]))[0].value == 1.0
-
-
-async def test_a_worker_killed_from_outside_loses_nothing() -> None:
+async def test_a_worker_killed_from_outside_loses_nothing_but_its_call() -> None:
     async with Running(config()) as pool:
-        scoring = asyncio.create_task(pool.score(PROMPT, ["sleep 0.3", *["number 1"] * 20]))
+        scoring = asyncio.create_task(pool.score(PROMPT, ["sleep 60", *["number 1"] * 20]))
         await asyncio.sleep(0.1)
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         results = await scoring
         assert "signal SIGKILL" in str(results[0].error)
         assert [result.value for result in results[1:]] == [1.0] * 20
-
-
-async def test_what_a_reward_starts_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RELAX_TEST_CHILD_NOTE", str(tmp_path / "child"))
-    async with Running(config(time_limit_s=0.4)) as pool:
-        results = await pool.score(PROMPT, ["child"])
-        assert results[0].outcome is Outcome.REWARD_ERROR
-        child = int((tmp_path / "child").read_text())
-        assert await until(lambda: not is_alive(child))
+        giving_up = asyncio.create_task(pool.score(PROMPT, ["sleep 0.1"] * 2))
+        await asyncio.sleep(0.05)
+        giving_up.cancel()  # a caller that gives up disturbs nobody
+        assert (await pool.score(PROMPT, ["number 1"]))[0].value == 1.0
 
 
 async def test_async_functions_overlap_and_have_the_same_limit() -> None:
@@ -149,16 +144,13 @@ async def test_async_functions_overlap_and_have_the_same_limit() -> None:
         pids = pool.worker_pids
         began = time.monotonic()
         results = await pool.score(PROMPT, ["wait 0.2"] * 16 + ["wait 60", "raise late", "text"])
-        assert time.monotonic() - began < 1.5  # 16 x 0.2 s and the limit, all at once
+        assert time.monotonic() - began < 2.5  # 16 x 0.2 s and the limit, all at once
         assert [result.value for result in results[:16]] == [0.2] * 16
         assert "time_limit_s" in str(results[16].error)
         assert "ValueError: late" in str(results[17].error)
         assert "is str" in str(results[18].error)
         assert pool.worker_pids == pids
-
-
-async def test_an_async_function_that_ends_its_worker_is_told_from_its_neighbours() -> None:
-    async with Running(config("act_later", time_limit_s=0.5)) as pool:
+        # One that ends the worker, in which all were running, is told from its neighbours.
         results = await pool.score(PROMPT, ["wait 0.1", "exit 3", "wait 0.2"])
         assert [result.value for result in results] == [0.1, None, 0.2]
 
@@ -179,30 +171,36 @@ async def test_a_function_per_group_must_return_one_number_a_response() -> None:
         (FunctionRewardConfig(path="no_such_module:f"), "there is no module 'no_such_module'"),
         (FunctionRewardConfig(path="nonsense"), "package.module:function"),
         (config("too_few"), "does not fit"),
+        (config("act", options={"scale": 2}), "does not fit: got an unexpected keyword argument 'scale'"),
         (config("CHILD_NOTE"), "is a str, not a function"),
         (FormatRewardConfig(pattern="("), "not a regular expression"),
-        (FunctionRewardConfig(path="broken_reward:f"), "importing broken_reward failed: ZeroDivisionError"),
-        (FunctionRewardConfig(path="deadly_reward:f"), "the worker ended while it imported the reward (exit code 7)"),
     ],
 )
-async def test_a_reward_that_cannot_be_used_is_refused_at_start(
-    reward: RewardConfig, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_reward_that_cannot_be_made_says_why(reward: RewardConfig, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_scorer(reward)
+    assert words in str(caught.value)
+
+
+async def test_a_pool_refuses_to_start_with_what_its_workers_cannot_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_reward.py").write_text("1 / 0\n")
     (tmp_path / "deadly_reward.py").write_text("import os\nos._exit(7)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    pool = RewardPool(reward)
-    with pytest.raises(ConfigError) as caught:
-        await pool.start()
-    assert words in str(caught.value)
-    assert pool.worker_pids == []
-
-
-async def test_a_reward_that_takes_forever_to_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_reward.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="was not imported within"):
-        await RewardPool(FunctionRewardConfig(path="slow_reward:f"), start_limit_s=1.0).start()
+    expected = {
+        "broken_reward": "importing broken_reward failed: ZeroDivisionError",
+        "deadly_reward": "the worker ended while it imported the reward (exit code 7)",
+        "slow_reward": "was not imported within 1 s",
+    }
+    limits = {"slow_reward": 1.0}
+    pools = [RewardPool(FunctionRewardConfig(path=f"{name}:f"), start_limit_s=limits.get(name, 60.0)) for name in expected]
+    errors = await asyncio.gather(*(pool.start() for pool in pools), return_exceptions=True)
+    for error, words in zip(errors, expected.values(), strict=True):
+        assert isinstance(error, ConfigError)
+        assert words in str(error)
+    assert all(pool.worker_pids == [] for pool in pools)
 
 
 async def test_a_reward_that_cannot_be_started_again_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +228,6 @@ async def test_closing_ends_those_who_wait() -> None:
         await RewardPool(config()).score(PROMPT, ["number 1"])
 
 
-async def test_a_caller_that_gives_up_disturbs_nobody() -> None:
-    async with Running(config()) as pool:
-        scoring = asyncio.create_task(pool.score(PROMPT, ["sleep 0.2"] * 4))
-        await asyncio.sleep(0.05)
-        scoring.cancel()
-        assert (await pool.score(PROMPT, ["number 1"]))[0].value == 1.0
-
-
 async def test_answers_and_metadata_of_any_json_kind_arrive() -> None:
     async with Running(ExactRewardConfig()) as pool:
         big = Prompt("p:2", text="x", answer=2**200)
@@ -261,6 +251,7 @@ import asyncio, os, sys
 sys.path.insert(0, {here!r})
 from relax.config.reward import FunctionRewardConfig
 from relax.rewards.pool import RewardPool
+from relax.rewards.table import make_scorer
 from relax.types import Prompt
 async def main():
     pool = RewardPool(FunctionRewardConfig(path="rewards_under_test:act", num_workers=2, time_limit_s=60))
@@ -280,9 +271,3 @@ async def test_workers_end_with_a_parent_that_dies_even_inside_c_code(tmp_path: 
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr
     assert await until(lambda: not any(is_alive(pid) for pid in pids))
-
-
-async def test_math_is_safe_in_a_worker_and_its_errors_are_not_zeros() -> None:
-    async with Running(MathRewardConfig()) as pool:
-        values = [result.value for result in await pool.score(PROMPT, ["\\boxed{2}", "4/2", "3", "", "\\boxed{" * 1000])]
-        assert values == [1.0, 1.0, 0.0, 0.0, 0.0]
