@@ -1,0 +1,74 @@
+"""`relax new`: what it writes works as it stands, and nothing is overwritten."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relax.cli.new import new, next_steps
+from relax.config import load_config
+from relax.config.data import GeneratorDataConfig
+from relax.config.reward import FunctionRewardConfig
+from relax.data.prompts import open_prompts
+from relax.errors import ConfigError
+from relax.rewards.table import make_scorer
+
+
+def test_a_new_reward_and_its_data_fit_together_and_their_tests_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [*new("reward", "my_reward", tmp_path), *new("data", "my_data", tmp_path)]
+    assert [path.name for path in written] == ["my_reward.py", "test_my_reward.py", "my_data.py", "test_my_data.py"]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    row = open_prompts(GeneratorDataConfig(path="my_data:problem"), seed=0).row(3)
+    scorer = make_scorer(FunctionRewardConfig(path="my_reward:score", options={"close": 0.2}))
+    assert scorer.call(row.messages, f"= {row.answer}", row.answer, {})["reward"] == 1.0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, written)]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_a_new_run_file_is_valid_and_named(tmp_path: Path) -> None:
+    [path] = new("run", "first-run", tmp_path / "deeper")
+    config = load_config(path)
+    assert (config.run.name, config.reward.type) == ("first-run", "math")
+    assert next_steps("run", "first-run", tmp_path)[1:] == ["relax check first-run.toml", "relax train first-run.toml"]
+
+
+@pytest.mark.parametrize("kind", ["reward", "data", "run"])
+def test_nothing_is_overwritten_and_nothing_half_written(kind: str, tmp_path: Path) -> None:
+    last = new(kind, "mine", tmp_path)[-1]
+    for path in tmp_path.iterdir():
+        if path != last:
+            path.unlink()
+    last.write_text("precious")
+    with pytest.raises(ConfigError, match="is there already"):
+        new(kind, "mine", tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("rewards", "x", "there are reward, data, run; did you mean reward?"),
+        ("reward", "my-reward.py", "did you mean 'my_reward'?"),
+        ("reward", "class", "cannot name a Python module"),
+        ("reward", "math", "is the name of an installed Python module"),
+        ("data", "datasets", "is the name of an installed Python module"),
+        ("run", "../x", "cannot name a run"),
+        ("run", "x.toml", "without .toml"),
+    ],
+)
+def test_a_wrong_kind_or_name_is_refused(kind: str, name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        new(kind, name, tmp_path)
+    assert words in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file: cannot be written"):
+        new("run", "x", tmp_path / "file")
