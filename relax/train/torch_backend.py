@@ -1,0 +1,220 @@
+"""A transformers model trained with torch on one device.
+
+    forward_backward:  samples -> groups -> micro-batches -> hidden states -> log-probs -> objective -> gradients of sums
+    finish_step:       divide by the whole batch's count, clip, AdamW
+
+The back end is blind to the algorithm: the objective returns a sum, a count and metrics, and that is all it knows of it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax.algorithms.objective import LossSums, Objective, TrainedTokens
+from relax.algorithms.table import make_objective
+from relax.config.run import RunConfig
+from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
+from relax.errors import CheckpointError, WeightSyncError
+from relax.models.causal_lm import make_forward
+from relax.train.attention import PackedAttention
+from relax.train.backend import StepSums, TrainBatch
+from relax.train.loading import load_model, named_weights, pick_device, tokenizer_folder
+from relax.train.logprobs import token_logprobs
+from relax.train.optimizer import Optimizer
+from relax.types import Ragged, WeightManifest
+
+_WEIGHTS_FILE, _STATE_FILE = "weights.safetensors", "state.pt"
+_NUM_CANARY_TOKENS = 16
+_CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+class TorchBackend:
+    """`TrainBackend` on one device. `objective` replaces the one that `config.algorithm` names (for supervised training)."""
+
+    def __init__(self, config: RunConfig, objective: Objective | None = None) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model is a local folder: never ask the network about it
+        self._config, backend = config, config.train.backend
+        self.device = pick_device(backend.device)
+        torch.set_num_threads(backend.num_threads)
+        self.model = load_model(config.model, self.device)
+        self.model.train()
+        self._forward = make_forward(self.model, use_fused=backend.use_fused_forward)
+        self._objective = objective or make_objective(config.algorithm, length_budget=config.rollout.max_new_tokens)
+        self._optimizer = Optimizer(list(self.model.parameters()), config.train)
+        self._count = 0.0
+
+    # -- training -----------------------------------------------------------------------------------------------------
+    def forward_backward(self, batch: TrainBatch) -> StepSums:
+        """Adds the gradients of the objective's sums over `batch`; a step may take any number of calls."""
+        sums = StepSums()
+        for micro in self._micro_batches(batch):
+            loss = self._objective(self._trained_tokens(batch, micro))
+            torch.autograd.backward(loss.total)
+            self._optimizer.gather()
+            self._count += loss.count
+            sums.add(_read(loss))
+        return sums
+
+    def finish_step(self) -> dict[str, float]:
+        """One optimizer step over everything since the last one."""
+        count, self._count = self._count, 0.0
+        return self._optimizer.step(count)
+
+    @torch.no_grad()
+    def logprobs(self, batch: TrainBatch) -> Ragged:
+        """Log-probs at the sampling temperature of the tokens that `batch.loss_mask` names; 0 for the others."""
+        return self._score(batch, self._config.rollout.temperature)
+
+    def _score(self, batch: TrainBatch, temperature: float) -> Ragged:
+        values = np.zeros(len(batch.tokens.values), np.float32)
+        for micro in self._micro_batches(batch):
+            values[micro.targets] = self._logprobs(micro, temperature)[0].cpu().numpy()
+        return Ragged(values, batch.tokens.offsets)
+
+    def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
+        groups: list[Group] = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+        for part in plan(groups, self._config.train.max_tokens_per_micro_batch):
+            yield pack(batch.tokens, batch.loss_mask, part)
+
+    def _logprobs(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs `[S]` and entropies `[S]` of a micro-batch's trained tokens."""
+        device = self.device
+        ids, positions = torch.from_numpy(micro.ids).to(device), torch.from_numpy(micro.positions).to(device)
+        hidden = self._forward.hidden(ids, positions, PackedAttention(micro, device))
+        places, rows = np.unique(micro.sources, return_inverse=True)
+        targets = torch.from_numpy(micro.target_ids).to(device)
+        return token_logprobs(
+            hidden[torch.from_numpy(places).to(device)],
+            self._forward.head,
+            targets,
+            torch.from_numpy(rows.reshape(-1)).to(device),
+            temperature=temperature,
+            chunk=self._config.train.logprob_chunk,
+            entropy_gradient=self._objective.entropy_gradient,
+        )
+
+    def _trained_tokens(self, batch: TrainBatch, micro: MicroBatch) -> TrainedTokens:
+        def column(ragged: Ragged | None) -> Tensor | None:
+            if ragged is None:
+                return None
+            return torch.from_numpy(ragged.values[micro.targets].astype(np.float32)).to(self.device)
+
+        logprobs, entropy = self._logprobs(micro, self._config.rollout.temperature)
+        return TrainedTokens(
+            logprobs,
+            torch.from_numpy(micro.samples).to(self.device),
+            len(micro.rows),
+            advantages=column(batch.advantages),
+            old=column(batch.old_logprobs),
+            rollout=column(batch.rollout_logprobs),
+            ref=column(batch.ref_logprobs),
+            entropy=entropy,
+        )
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+    def weights(self) -> Mapping[str, Tensor]:
+        """The live tensors by Hugging Face name, not copies: take what is needed before the next step."""
+        return dict(named_weights(self.model))
+
+    @torch.no_grad()
+    def canary(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Tokens that the vocabulary's size fixes, and the log-probs at temperature 1 of each after the first."""
+        vocabulary = len(self._forward.head[0])
+        tokens = np.random.default_rng(vocabulary).integers(0, vocabulary, _NUM_CANARY_TOKENS).astype(np.int32)
+        return tuple(tokens.tolist()), self._canary_logprobs(tokens)
+
+    def _canary_logprobs(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> tuple[float, ...]:
+        mask = np.ones(len(tokens), np.uint8)
+        mask[0] = 0
+        batch = TrainBatch(Ragged.pack([tokens]), Ragged.pack([mask]), np.zeros(1, np.int64))
+        return tuple(self._score(batch, 1.0).values[1:].tolist())
+
+    @torch.no_grad()
+    def load_weights(self, manifest: WeightManifest) -> float:
+        """Takes a published version, proven by digest and canary; returns the canary's largest log-prob difference.
+
+        Raises `WeightSyncError` and keeps the weights that it has when names, shapes, digest or canary disagree.
+        """
+        # here, since only roles that follow the policy read publications
+        from relax.weights.naming import check_names
+        from relax.weights.receiver import read_weights
+
+        given, own = read_weights(manifest), self.weights()
+        check_names(own, given, "the trainer")
+        for name, tensor in own.items():
+            if given[name].shape != tensor.shape:
+                raise WeightSyncError(f"{name}: published with shape {tuple(given[name].shape)}, wanted {tuple(tensor.shape)}")
+        before = {name: tensor.clone() for name, tensor in own.items()}
+        _copy(given, own)
+        found = self._canary_logprobs(np.asarray(manifest.canary_tokens, np.int32))
+        difference = float(np.max(np.abs(np.subtract(found, manifest.canary_logprobs))))
+        if not difference <= _CANARY_TOLERANCE[self._config.model.dtype]:
+            _copy(before, own)
+            raise WeightSyncError(f"version {manifest.version}: the canary's log-probs differ by {difference:.4g}")
+        self._optimizer.reload()
+        return difference
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def save(self, folder: Path) -> None:
+        """Weights as safetensors; optimizer, schedule and random state beside them. Needs a finished step."""
+        # here, since safetensors' torch part is only for this
+        from safetensors.torch import save_file
+
+        assert self._count == 0, "save between two steps: gathered gradients are not part of a checkpoint"
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.weights().items()}, folder / _WEIGHTS_FILE)
+        state = {"optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
+        torch.save(state, folder / _STATE_FILE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Continues exactly where `save` was called. Raises `CheckpointError` when the folder is not such a checkpoint."""
+        # here, since safetensors' torch part is only for this
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            saved = load_file(folder / _WEIGHTS_FILE)
+            state = torch.load(folder / _STATE_FILE, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+        own = self.weights()
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
+            raise CheckpointError(f"{folder}: its tensors are not those of model.path = {self._config.model.path!r}")
+        _copy(saved, own)
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"])
+        if self.device.type == "cuda" and "cuda_rng" in state:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.device)
+
+    def export(self, folder: Path) -> None:
+        """Model, generation config and tokenizer, as `from_pretrained` loads them."""
+        # here, since importing transformers takes seconds that a check or a help page need not spend
+        from transformers import AutoTokenizer
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer_folder(self._config.model), local_files_only=True, trust_remote_code=self._config.model.trust_remote_code
+        )
+        tokenizer.save_pretrained(folder)
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+def _read(loss: LossSums) -> StepSums:
+    """Every scalar of a micro-batch in one transfer from the device."""
+    scalars = [total for total, _ in loss.sums.values()] + list(loss.maxima.values())
+    values = torch.stack([s.double() for s in scalars]).tolist() if scalars else []
+    sums = {name: (value, count) for (name, (_, count)), value in zip(loss.sums.items(), values, strict=False)}
+    return StepSums(sums, dict(zip(loss.maxima, values[len(sums) :], strict=True)))
