@@ -13,10 +13,10 @@ import psutil
 from relax.cli.check_data import data_findings, reward_findings
 from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
 from relax.cli.memory import human_bytes, memory_bytes
-from relax.cli.model_folder import ModelFolder, read_model_folder
 from relax.config import RunConfig, load_config
 from relax.config.load import read_config_file
 from relax.errors import ConfigError, ModelError, RelaxError
+from relax.models.folder import ModelFolder, read_model_folder
 
 
 def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from relax.cli.findings import Finding, error, ok, warning
-from relax.cli.model_folder import ModelFolder
 from relax.config import RunConfig
 from relax.config.data import DataConfig
 from relax.errors import RelaxError
+from relax.models.folder import ModelFolder
 from relax.types import Prompt
 
 _MADE_ROWS_TRIED = 16

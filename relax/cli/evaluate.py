@@ -11,7 +11,7 @@ from relax.config import RunConfig, load_config
 from relax.engines.pool import EnginePool
 from relax.errors import ConfigError
 from relax.rewards.pool import RewardPool
-from relax.roles.build import queue_limits
+from relax.roles.build import make_backend, make_engine, queue_limits
 from relax.roles.engine_host import EngineHost
 from relax.roles.evaluation import Evaluation, summarise
 from relax.roles.role import RoleTask
@@ -36,13 +36,12 @@ def evaluate(run_file: Path, overrides: list[str], *, model: Path | None = None,
 
 
 async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
-    # here, since torch and transformers take seconds to import
+    # here, since transformers takes seconds to import
     from relax.data.tokenizer import load_tokenizer
-    from relax.train.torch_backend import TorchBackend
 
     core = Core(queue_limits(config))
     publisher = WeightPublisher(core, run_id=f"{config.run.name}-eval")
-    host = RoleTask(EngineHost("engine-0", config, core))
+    host = RoleTask(EngineHost("engine-0", config, core, make_engine))
     rewards = RewardPool(config.reward)
     try:
         await host.start()
@@ -52,7 +51,7 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
         evaluation = Evaluation(config, load_tokenizer(config.model), rewards, pool, core)
         await evaluation.start()
         host.run()
-        backend = TorchBackend(config)
+        backend = await asyncio.to_thread(make_backend, config)
         await publisher.publish(publisher.snapshot(0, backend.weights(), backend.canary()))
         while (await host.role.engine.stats()).version < 0:
             if error := host.status()["error"]:

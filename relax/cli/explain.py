@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax.cli.memory import human_bytes, longest_sample, max_groups_ahead, memory_bytes
-from relax.cli.model_folder import ModelFolder, read_model_folder
 from relax.config import RunConfig
 from relax.config.algorithm import DrGRPOConfig, GRPOConfig
 from relax.config.data import DataConfig
 from relax.errors import ModelError
+from relax.models.folder import ModelFolder, read_model_folder
 from relax.roles.topology import RoleSpec, engine_names, role_specs
 
 Rows = Iterator[tuple[str, str]]

@@ -1,7 +1,7 @@
 """How much memory a run takes, estimated from sizes: for `relax check` and `relax explain`."""
 
-from relax.cli.model_folder import ModelFolder
 from relax.config.run import RunConfig
+from relax.models.folder import ModelFolder
 from relax.roles.topology import role_specs
 
 # A process that has loaded torch and transformers, one that has not, and Ray's own processes: measured on Linux, CPU build.

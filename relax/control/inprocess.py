@@ -8,17 +8,20 @@ from relax.bus.core import Core
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.run import RunConfig
 from relax.engines.pool import EnginePool
-from relax.roles.build import make_core, make_role
+from relax.roles.build import make_backend, make_core, make_engine, make_role
 from relax.roles.engine_host import EngineHost
-from relax.roles.role import RoleTask
+from relax.roles.role import MakeBackend, MakeEngine, RoleTask
 from relax.roles.topology import engine_names, role_specs
 
 
 class InProcessRuntime:
     """Runs everything here; heavy work happens in threads, so the event loop stays free."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, make_backend: MakeBackend = make_backend, make_engine: MakeEngine = make_engine
+    ) -> None:
         self.config = config
+        self._make_backend, self._make_engine = make_backend, make_engine
         self._core: Core | None = None
         self._tasks: dict[str, RoleTask] = {}
 
@@ -29,12 +32,12 @@ class InProcessRuntime:
 
     async def start(self, run_dir: Path, resume: Path | None) -> None:
         core = self._core = make_core(self.config, run_dir, resume)
-        hosts = [EngineHost(name, self.config, core) for name in engine_names(self.config)]
+        hosts = [EngineHost(name, self.config, core, self._make_engine) for name in engine_names(self.config)]
         self._tasks = {host.name: RoleTask(host) for host in hosts}
         await asyncio.gather(*(task.start() for task in self._tasks.values()))
         engines = EnginePool({host.name: host.engine for host in hosts})
         for spec in role_specs(self.config):
-            role = make_role(spec.name, self.config, core, run_dir, resume, engines)
+            role = make_role(spec.name, self.config, core, run_dir, resume, engines, self._make_backend)
             self._tasks[spec.name] = RoleTask(role)
             await self._tasks[spec.name].start()
         for task in self._tasks.values():

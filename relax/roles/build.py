@@ -7,11 +7,12 @@ from relax.bus.ledger import Ledger
 from relax.bus.snapshot import restore
 from relax.bus.transfer_queue import QueueLimits, TransferQueue
 from relax.config.run import RunConfig
+from relax.engines.engine import Engine
 from relax.engines.pool import EnginePool
 from relax.roles.actor import QUEUE_FILE, Actor, read_step
 from relax.roles.advantages import Advantages
 from relax.roles.logprobs import LogprobRole
-from relax.roles.role import Role
+from relax.roles.role import MakeBackend, Role
 from relax.roles.rollout import Rollout
 from relax.train.backend import TrainBackend
 
@@ -43,8 +44,22 @@ def make_backend(config: RunConfig) -> TrainBackend:
     return TorchBackend(config)
 
 
+def make_engine(config: RunConfig, name: str) -> Engine:
+    """The generation engine that `rollout.engine.type` names."""
+    # here, since torch and transformers take seconds to import and belong to the process that computes with them
+    from relax.engines.local import LocalEngine
+
+    return LocalEngine(config.model, config.rollout.engine, deterministic=config.run.deterministic, name=name)
+
+
 def make_role(
-    name: str, config: RunConfig, bus: TransferQueue, run_dir: Path, resume: Path | None, engines: EnginePool | None = None
+    name: str,
+    config: RunConfig,
+    bus: TransferQueue,
+    run_dir: Path,
+    resume: Path | None,
+    engines: EnginePool | None = None,
+    make_backend: MakeBackend = make_backend,
 ) -> Role:
     """The role called `name`, not yet started."""
     match name:

@@ -1,19 +1,21 @@
 """One generation engine and the task that keeps its weights at the newest published version."""
 
+import asyncio
 from typing import Any
 
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.run import RunConfig
 from relax.engines.engine import Engine
-from relax.roles.role import Role
+from relax.roles.role import MakeEngine, Role
 from relax.weights.follower import follow
 
 
 class EngineHost(Role):
     """Owns an engine. It is routed to only by those who hold it; its weights come from the transfer queue's announcements."""
 
-    def __init__(self, name: str, config: RunConfig, bus: TransferQueue) -> None:
+    def __init__(self, name: str, config: RunConfig, bus: TransferQueue, make_engine: MakeEngine) -> None:
         super().__init__(name, config, bus)
+        self._make_engine = make_engine
         self._engine: Engine | None = None
 
     @property
@@ -22,12 +24,7 @@ class EngineHost(Role):
         return self._engine
 
     async def start(self) -> None:
-        # here, since torch and transformers take seconds to import and belong to the process that computes with them
-        from relax.engines.local import LocalEngine
-
-        self._engine = LocalEngine(
-            self.config.model, self.config.rollout.engine, deterministic=self.config.run.deterministic, name=self.name
-        )
+        self._engine = await asyncio.to_thread(self._make_engine, self.config, self.name)
 
     async def run(self) -> None:
         self.activity = "generating"

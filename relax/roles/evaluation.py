@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 
 from relax.bus.transfer_queue import TransferQueue
+from relax.config.data import DataConfig
 from relax.config.run import RunConfig
-from relax.data.prompts import PromptSource, open_prompts
+from relax.data.prompts import PromptSource, check_lengths, open_prompts
 from relax.data.render import Renderer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
 from relax.errors import EngineError, WaitTimeout
+from relax.models.folder import read_model_folder
 from relax.rewards.pool import RewardPool
 from relax.types import Sample, Sampling
 
@@ -30,7 +32,9 @@ class Evaluation:
         self._source: PromptSource | None = None
 
     async def start(self) -> None:
-        self._source = await asyncio.to_thread(open_prompts, self._eval.data, seed=self._run.run.seed)
+        longest = self._eval.max_new_tokens or self._run.rollout.max_new_tokens
+        room = longest_prompt(self._run, self._eval.data, longest)
+        self._source = await asyncio.to_thread(open_checked, self._eval.data, self._run.run.seed, self._renderer, room)
 
     async def follow(self, first_step: int) -> None:
         """Evaluates every `eval.every` steps, skipping what is overtaken meanwhile, and once more at the last step."""
@@ -84,6 +88,18 @@ class Evaluation:
                 )
             except EngineError:
                 return None
+
+
+def longest_prompt(config: RunConfig, data: DataConfig, max_new_tokens: int) -> int:
+    """Tokens that a prompt may have: what the setting says, or what the context leaves beside the longest response."""
+    context = config.model.max_context or read_model_folder(config.model).context
+    room = context - max_new_tokens if context else 1 << 30
+    return min(room, data.max_prompt_tokens or room)
+
+
+def open_checked(data: DataConfig, seed: int, renderer: Renderer, room: int) -> PromptSource:
+    """Opens the prompts and treats those longer than `room` tokens as bad rows."""
+    return check_lengths(open_prompts(data, seed=seed), renderer, room)
 
 
 def summarise(step: int, groups: list[list[Sample] | None]) -> dict[str, Any]:

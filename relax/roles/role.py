@@ -7,11 +7,13 @@ from typing import Any
 
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.run import RunConfig
+from relax.engines.engine import Engine
 from relax.errors import BusGone
 from relax.train.backend import TrainBackend
 
-# Makes the back end that a role computes with; tests hand in one that computes nothing.
+# What makes the back end and the engines that roles compute with; tests hand in ones that compute nothing.
 MakeBackend = Callable[[RunConfig], TrainBackend]
+MakeEngine = Callable[[RunConfig, str], Engine]
 
 log = logging.getLogger("relax.roles")
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from relax.bus.transfer_queue import Ticket, TransferQueue
 from relax.config.run import RunConfig
-from relax.data.prompts import PromptSource, open_prompts
+from relax.data.prompts import PromptSource
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
 from relax.errors import BusGone, EngineError, RoleError, WaitTimeout
 from relax.rewards.pool import RewardPool
-from relax.roles.evaluation import Evaluation
+from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
 from relax.types import Column, Outcome, Ragged, Sample, Sampling
 
@@ -52,7 +52,8 @@ class Rollout(Role):
         config = self.config
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         self._renderer = Renderer(tokenizer, config.data)
-        self._source = await asyncio.to_thread(open_prompts, config.data, seed=config.run.seed)
+        room = longest_prompt(config, config.data, config.rollout.max_new_tokens)
+        self._source = await asyncio.to_thread(open_checked, config.data, config.run.seed, self._renderer, room)
         self._rewards = RewardPool(config.reward)
         await self._rewards.start()
         if config.eval is not None:

@@ -21,7 +21,7 @@ from relax.config.run import RunConfig
 from relax.engines.engine import EngineStats
 from relax.engines.pool import EnginePool
 from relax.errors import EngineError, WeightSyncError
-from relax.roles.build import make_core, make_role
+from relax.roles.build import make_core, make_engine, make_role
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import RoleTask
 from relax.roles.topology import RoleSpec, engine_names
@@ -63,7 +63,7 @@ class EngineActor:
 
     async def start(self) -> None:
         self._bus = await connect(self._address)
-        self._host = EngineHost(self._name, self._config, self._bus)
+        self._host = EngineHost(self._name, self._config, self._bus, make_engine)
         self._task = RoleTask(self._host)
         await self._task.start()
 

@@ -4,7 +4,7 @@ import pytest
 
 from relax.cli.explain import explain
 from relax.cli.memory import human_bytes, memory_bytes
-from relax.cli.model_folder import read_model_folder
+from relax.models.folder import read_model_folder
 from relax.config import load_config
 
 
