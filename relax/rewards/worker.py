@@ -47,6 +47,7 @@ FLUSH_S = 0.005  # results are sent this often while calls are quick
 
 
 def main(argv: list[str]) -> None:
+    """Imports the reward that the parent names, says whether that went well, and scores until the channel closes."""
     channel_fd, life_fd, progress_fd = (int(text) for text in argv)
     for fd in (channel_fd, life_fd, progress_fd):
         os.set_inheritable(fd, False)  # what a reward starts must not keep them open
