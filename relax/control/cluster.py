@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import os
-import shutil
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ class RayRuntime:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._config_json = config.model_dump_json()
-        self._socket_dir: Path | None = None
         self._bus: BusClient | None = None
         self._bus_host: Any = None
         self._engines: dict[str, Any] = {}
@@ -44,26 +41,24 @@ class RayRuntime:
         return self._bus
 
     async def start(self, run_dir: Path, resume: Path | None) -> None:
-        self._socket_dir = Path(tempfile.mkdtemp(prefix="relax-"))
-        address = f"ipc://{self._socket_dir}/bus"
         specs = role_specs(self.config)
         limit = self.config.services.start_timeout_s
         try:
             async with asyncio.timeout(limit):
                 await asyncio.to_thread(self._init_ray, specs)
-                await self._deploy(specs, run_dir, resume, address)
+                await self._deploy(specs, run_dir, resume)
         except TimeoutError:
             raise RoleError(
                 f"the roles did not start within services.start_timeout_s = {limit} s; see {run_dir}/log, or raise the limit"
             ) from None
 
-    async def _deploy(self, specs: tuple[RoleSpec, ...], run_dir: Path, resume: Path | None, address: str) -> None:
+    async def _deploy(self, specs: tuple[RoleSpec, ...], run_dir: Path, resume: Path | None) -> None:
         node = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-        self._bus_host = start_bus(self._config_json, run_dir, resume, address, node)
+        self._bus_host = start_bus(self._config_json, run_dir, resume, node)
+        address = await self._bus_host.start.remote()
+        self._bus = await connect(address, name="controller")
         for name in engine_names(self.config):
             self._engines[name] = start_engine(name, self.config, self._config_json, run_dir, address, node)
-        await self._bus_host.start.remote()
-        self._bus = await connect(address)
         starts = [asyncio.ensure_future(engine.start.remote()) for engine in self._engines.values()]
         targets = [role_target(spec, self._config_json, run_dir, address, resume, node) for spec in specs]
         handles = await asyncio.to_thread(self._serve, targets)
@@ -130,8 +125,6 @@ class RayRuntime:
         except TimeoutError:
             pass  # what does not stop by itself ends with its process
         await asyncio.to_thread(self._shutdown)
-        if self._socket_dir is not None:
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
 
     def _shutdown(self) -> None:
         if not ray.is_initialized():

@@ -89,10 +89,14 @@ class FusedForward:
         cos, sin = cos[0, :, None, :half], sin[0, :, None, :half]
         for index, layer in enumerate(body.layers):
             x = x + self._attention(index, layer, x, cos, sin, attend)
-            h = F.rms_norm(x, x.shape[-1:], layer.post_attention_layernorm.weight, layer.post_attention_layernorm.variance_epsilon)
+            h = F.rms_norm(
+                x, x.shape[-1:], layer.post_attention_layernorm.weight, layer.post_attention_layernorm.variance_epsilon
+            )
             mlp = layer.mlp
             gated = F.silu(F.linear(h, mlp.gate_proj.weight, mlp.gate_proj.bias))
-            x = x + F.linear(gated * F.linear(h, mlp.up_proj.weight, mlp.up_proj.bias), mlp.down_proj.weight, mlp.down_proj.bias)
+            x = x + F.linear(
+                gated * F.linear(h, mlp.up_proj.weight, mlp.up_proj.bias), mlp.down_proj.weight, mlp.down_proj.bias
+            )
         return F.rms_norm(x, x.shape[-1:], body.norm.weight, body.norm.variance_epsilon)
 
     def _attention(self, index: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -111,10 +115,10 @@ class FusedForward:
 class TransformersForward:
     """Any transformers causal language model whose layers go through the attention interface."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         _register_interface()
-        self.model: Any = model
-        config = self.model.config.get_text_config()
+        self.model = model
+        config = model.config.get_text_config()
         self.num_layers = int(config.num_hidden_layers)
         self.num_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

@@ -49,7 +49,8 @@ def make_engine(config: RunConfig, name: str) -> Engine:
     # here, since torch and transformers take seconds to import and belong to the process that computes with them
     from relax.engines.local import LocalEngine
 
-    return LocalEngine(config.model, config.rollout.engine, deterministic=config.run.deterministic, name=name)
+    engine: Engine = LocalEngine(config.model, config.rollout.engine, deterministic=config.run.deterministic, name=name)
+    return engine
 
 
 def make_role(

@@ -52,7 +52,7 @@ class Evaluation:
                 break
             except WaitTimeout:
                 continue
-        version = min(stats.version for stats in (await self._engines.stats()).values())
+        version: int = min(stats.version for stats in (await self._engines.stats()).values())
         metrics = await self.run(version)
         await self._bus.emit({"kind": "eval", "metrics": metrics})
         return version

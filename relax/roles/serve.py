@@ -33,22 +33,19 @@ _MANY = 10_000  # calls in flight: the bounds are the queue's and the engines', 
 class BusHost:
     """Ray actor: the transfer queue's core and its socket."""
 
-    def __init__(self, config_json: str, run_dir: str, resume: str | None, address: str) -> None:
+    def __init__(self, config_json: str, run_dir: str, resume: str | None) -> None:
         log_to_file(Path(run_dir), "bus")
         config = RunConfig.model_validate_json(config_json)
         self._core = make_core(config, Path(run_dir), Path(resume) if resume else None)
-        self._server = BusServer(self._core, address)
+        self._server = BusServer(self._core)
 
-    async def start(self) -> None:
-        """Serves the socket; raises `BusError` when the address is taken."""
+    async def start(self) -> str:
+        """Serves the socket and returns its address."""
         await self._server.start()
+        return self._server.address
 
     async def stop(self) -> None:
         await self._server.close()
-        await self._core.close()
-
-    async def ping(self) -> bool:
-        return True
 
 
 class EngineActor:
@@ -62,7 +59,7 @@ class EngineActor:
         self._task: RoleTask | None = None
 
     async def start(self) -> None:
-        self._bus = await connect(self._address)
+        self._bus = await connect(self._address, name=self._name)
         self._host = EngineHost(self._name, self._config, self._bus, make_engine)
         self._task = RoleTask(self._host)
         await self._task.start()
@@ -145,7 +142,7 @@ class RoleDeployment:
         engines = None
         if self._name == "rollout":
             engines = EnginePool({name: RayEngine(name, namespace(self._config)) for name in engine_names(self._config)})
-        self._bus = await connect(self._address)
+        self._bus = await connect(self._address, name=self._name)
         role = make_role(self._name, self._config, self._bus, self._run_dir, self._resume, engines)
         self._task = RoleTask(role)
         await self._task.start()
@@ -175,7 +172,8 @@ def role_target(
     spec: RoleSpec, config_json: str, run_dir: Path, address: str, resume: Path | None, node: dict[str, float]
 ) -> serve.RunTarget:
     """What `serve.run_many` needs to deploy a role; `node` pins it to this host."""
-    deployment = RoleDeployment.options(
+    made: Any = RoleDeployment  # the decorator makes it a deployment, of which the type checker knows nothing
+    deployment = made.options(
         name=spec.name,
         num_replicas=1,
         max_ongoing_requests=_MANY,
@@ -188,10 +186,10 @@ def role_target(
     return serve.RunTarget(bound, name=spec.name, route_prefix=f"/{spec.name}")
 
 
-def start_bus(config_json: str, run_dir: Path, resume: Path | None, address: str, node: dict[str, float]) -> Any:
+def start_bus(config_json: str, run_dir: Path, resume: Path | None, node: dict[str, float]) -> Any:
     """The queue's Ray actor, not yet serving."""
     actor = ray.remote(BusHost).options(name="bus", num_cpus=0, max_concurrency=_MANY, resources=node)
-    return actor.remote(config_json, str(run_dir), str(resume) if resume else None, address)
+    return actor.remote(config_json, str(run_dir), str(resume) if resume else None)
 
 
 def start_engine(name: str, config: RunConfig, config_json: str, run_dir: Path, address: str, node: dict[str, float]) -> Any:

@@ -1,7 +1,7 @@
 """The metrics of one optimizer step, gathered while its groups stream in."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,7 +19,7 @@ class StepMetrics:
         self.step = step
         self.sums = StepSums()
         self._started = started
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._rewards: list[np.ndarray] = []
         self._groups: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
@@ -43,7 +43,9 @@ class StepMetrics:
         self._rewards.append(np.asarray(lease.columns["reward"], np.float64))
         self._groups.append(np.asarray(lease.group_ids, np.int64))
         self._ages.append(self.step - np.asarray(lease.columns["versions"], np.int64))
-        self._outcomes.update(str(outcome) for outcome in lease.columns["outcome"])
+        outcomes = lease.columns["outcome"]
+        assert isinstance(outcomes, list)
+        self._outcomes.update(str(outcome) for outcome in outcomes)
 
     def finish(self, finished: Mapping[str, float], now: float) -> dict[str, float | int]:
         """Every metric of the step by name; times in seconds. `step` counts finished steps, from 1."""
