@@ -123,7 +123,11 @@ class Core:
         if known is not None:
             return known
         self.tickets.get(issue)
-        checked, num_rows, size = self.rows.schema.check_group(issue, columns)
+        try:
+            checked, num_rows, size = self.rows.schema.check_group(issue, columns)
+        except BusError:
+            self.rows.reserved.pop(issue, None)
+            raise
         known = await self.reserve(issue, size, wait_s)
         return known if known is not None else self._put(issue, checked, num_rows, size)
 
@@ -217,6 +221,10 @@ class Core:
 
     async def unsubscribe(self, subscriber: str) -> None:
         self.waits.check_open()
+        self.drop_subscriber(subscriber)
+
+    def drop_subscriber(self, subscriber: str) -> None:
+        """The receiver is gone: it holds nothing up any more."""
         self.versions.unsubscribe(subscriber)
         self.waits.notify("admit", "acknowledged")
 

@@ -45,15 +45,17 @@ class LeaseTable:
     def open(self, task: str, step: int | None, consumer: str, groups: list[Group]) -> Held:
         self._count += 1
         lease_id = f"{self._incarnation:06x}-{task}-{self._count}"
-        held = Held(lease_id, task, step, consumer, groups, 0.0)
+        held = Held(lease_id, task, step, consumer, groups, -1.0)
         self._held[lease_id] = held
         self.renew(held)
         return held
 
     def renew(self, held: Held) -> None:
         """The deadline is `lease_s` from now."""
-        held.deadline = self._clock.now() + self.lease_s
-        heapq.heappush(self._deadlines, (held.deadline, held.lease_id))
+        deadline = self._clock.now() + self.lease_s
+        if deadline != held.deadline:
+            held.deadline = deadline
+            heapq.heappush(self._deadlines, (deadline, held.lease_id))
 
     def get(self, lease_id: str) -> Held:
         """Raises `StaleHandle`, with what became of it, for a lease that is settled or of another incarnation."""

@@ -77,7 +77,9 @@ class Schema:
         """(frozen columns, number of rows, bytes); raises `BusError` for columns that are malformed or do not agree."""
         if not columns:
             raise BusError(f"{where}: no columns")
-        checked = {name: _checked(f"{where}: column {name!r}", column) for name, column in columns.items()}
+        for name, column in columns.items():
+            check_column(f"{where}: column {name!r}", column)
+        checked = {name: freeze(column) for name, column in columns.items()}
         counts = {name: len(column) for name, column in checked.items()}
         if len(set(counts.values())) > 1:
             raise BusError(f"{where}: the columns disagree about the number of rows: {counts}")
@@ -110,27 +112,35 @@ def check_lengths(where: str, name: str, column: Column, lengths: NDArray[np.int
         raise BusError(f"{where}: row {row} of column {name!r} has {found[row]} entries for {lengths[row]} tokens")
 
 
-def _checked(where: str, column: Column) -> Column:
+def check_column(where: str, column: Column) -> None:
+    """Raises `BusError` for a column that is malformed in itself."""
     if isinstance(column, Ragged):
-        values, offsets = np.asarray(column.values), np.asarray(column.offsets)
+        values, offsets = column.values, column.offsets
+        if not isinstance(values, np.ndarray) or not isinstance(offsets, np.ndarray):
+            raise BusError(f"{where}: ragged values and offsets must be numpy arrays")
         _check_dtype(where, values)
         if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) < 1 or values.ndim < 1:
             raise BusError(f"{where}: ragged offsets must be int64 [N + 1] over values [T, ...]")
         if offsets[0] != 0 or offsets[-1] != len(values) or np.any(offsets[1:] < offsets[:-1]):
             raise BusError(f"{where}: ragged offsets must rise from 0 to {len(values)}")
-        return Ragged(frozen(values), frozen(offsets))
-    if isinstance(column, np.ndarray):
+    elif isinstance(column, np.ndarray):
         _check_dtype(where, column)
         if column.ndim < 1:
             raise BusError(f"{where}: a dense column needs one entry per row")
-        return frozen(column)
-    if not isinstance(column, list):
+    elif isinstance(column, list):
+        try:
+            encode_json(column)
+        except (TypeError, OverflowError) as error:
+            raise BusError(f"{where}: {error}; a list column holds JSON values") from error
+    else:
         raise BusError(f"{where}: {type(column).__name__} is not a column; use Ragged, a numpy array or a list of JSON values")
-    try:
-        encode_json(column)
-    except (TypeError, OverflowError) as error:
-        raise BusError(f"{where}: {error}; a list column holds JSON values") from error
-    return list(column)
+
+
+def freeze(column: Column) -> Column:
+    """The column with arrays that nobody can change any more; copied unless they are read-only."""
+    if isinstance(column, Ragged):
+        return Ragged(frozen(column.values), frozen(column.offsets))
+    return frozen(column) if isinstance(column, np.ndarray) else list(column)
 
 
 def _check_dtype(where: str, array: NDArray[Any]) -> None:

@@ -1,0 +1,205 @@
+"""The calls that a client may make, each a few lines between a message and the core."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from relax.bus.arena import Arena
+from relax.bus.claims import Claim
+from relax.bus.columns import join
+from relax.bus.core import Core, rows_and_groups
+from relax.bus.groups import Group
+from relax.bus.packing import Bytes, pack, unpack
+from relax.bus.sessions import Session
+from relax.bus.wire import Outbox, part
+from relax.errors import BusError
+from relax.types import Column, Ragged, WeightManifest
+
+Answer = tuple[Any, bytes]
+Handler = Callable[..., Coroutine[Any, Any, Answer]]
+_NOTHING: Answer = (None, b"")
+
+
+class Operations:
+    """By name: `waiting` ones may take long, `instant` ones never suspend.
+
+    Called as `f(session, number, payload, **arguments)`.
+    """
+
+    def __init__(self, core: Core, arena: Arena) -> None:
+        self._core, self._arena = core, arena
+        self.waiting: dict[str, Handler] = {
+            name: getattr(self, f"_{name}")
+            for name in ("admit", "extent", "put_group", "claim", "next_manifest", "wait_acknowledged", "events", "snapshot")
+        }
+        self.instant: dict[str, Handler] = {
+            name: getattr(self, f"_{name}")
+            for name in (
+                *("forfeit", "write", "ack", "release", "drop", "subscribe", "unsubscribe"),
+                *("announce", "acknowledge", "reject", "emit", "stats"),
+            )
+        }
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+    async def _admit(self, session: Session, number: int, payload: bytes, count: int, wait_s: float) -> Answer:
+        tickets = await self._core.admit(count, wait_s)
+        issues = [ticket.issue for ticket in tickets]
+        session.tickets.update(issues)
+        session.can_undo(number, lambda: session.return_tickets(issues))
+        return [[ticket.issue, ticket.version, ticket.batch] for ticket in tickets], b""
+
+    async def _forfeit(self, session: Session, number: int, payload: bytes, issue: int, outcome: str, reason: str) -> Answer:
+        await self._core.forfeit(issue, outcome, reason)
+        session.tickets.discard(issue)
+        return _NOTHING
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+    async def _extent(
+        self, session: Session, number: int, payload: bytes, size: int, wait_s: float, issue: int | None
+    ) -> Answer:
+        """A block of shared memory for a payload; for a group, once it has room. `[row ids]` if it was put already."""
+        known = None if issue is None else await self._core.reserve(issue, size, wait_s)
+        if known is not None:
+            return [known], b""
+        block = self._arena.allocate(size)
+        key = session.keep(block)
+        session.can_undo(number, lambda: session.forget(key))
+        return [None, key, self._arena.paths[block.location.segment], block.location.offset], b""
+
+    async def _put_group(
+        self,
+        session: Session,
+        number: int,
+        payload: bytes,
+        issue: int,
+        columns: dict[str, Any],
+        block: int | None,
+        wait_s: float,
+    ) -> Answer:
+        row_ids = await self._core.put_group(issue, self._unpack(session, payload, columns, block), wait_s)
+        session.tickets.discard(issue)
+        return row_ids, b""
+
+    async def _write(
+        self, session: Session, number: int, payload: bytes, row_ids: list[int], columns: dict[str, Any], block: int | None
+    ) -> Answer:
+        await self._core.write(row_ids, self._unpack(session, payload, columns, block))
+        return _NOTHING
+
+    async def _claim(
+        self,
+        session: Session,
+        number: int,
+        payload: bytes,
+        *,
+        task: str,
+        columns: list[str],
+        num_groups: int,
+        wait_s: float,
+        step: int | None,
+        consumer: str,
+        rank: int,
+        num_ranks: int,
+    ) -> Answer:
+        claim = Claim(task, frozenset(columns), num_groups, step, consumer or session.name, rank, num_ranks)
+        held = await self._core.hold(claim, wait_s)
+        session.leases.add(held.lease_id)
+        session.can_undo(number, lambda: session.return_lease(held.lease_id))
+        outbox = Outbox(self._arena.locate)
+        packed = {name: self._pack(name, held.groups, outbox) for name in columns}
+        row_ids, group_ids = rows_and_groups(held)
+        return [held.lease_id, row_ids, group_ids, packed, self._arena.paths], outbox.join()
+
+    async def _ack(self, session: Session, number: int, payload: bytes, lease_ids: list[str], step: int | None) -> Answer:
+        await self._core.ack(lease_ids, step=step)
+        session.leases.difference_update(lease_ids)
+        return _NOTHING
+
+    async def _release(self, session: Session, number: int, payload: bytes, lease_id: str) -> Answer:
+        await self._core.release(lease_id)
+        session.leases.discard(lease_id)
+        return _NOTHING
+
+    async def _drop(self, session: Session, number: int, payload: bytes, row_ids: list[int], reason: str) -> Answer:
+        await self._core.drop(row_ids, reason)
+        return _NOTHING
+
+    # -- policy versions ----------------------------------------------------------------------------------------------
+    async def _subscribe(self, session: Session, number: int, payload: bytes, subscriber: str) -> Answer:
+        await self._core.subscribe(subscriber)
+        session.subscriptions.add(subscriber)
+        return _NOTHING
+
+    async def _unsubscribe(self, session: Session, number: int, payload: bytes, subscriber: str) -> Answer:
+        await self._core.unsubscribe(subscriber)
+        session.subscriptions.discard(subscriber)
+        return _NOTHING
+
+    async def _announce(self, session: Session, number: int, payload: bytes, manifest: dict[str, Any]) -> Answer:
+        try:
+            await self._core.announce(msgspec.convert(manifest, WeightManifest))
+        except msgspec.ValidationError as error:
+            raise BusError(f"announce: not a manifest: {error}") from error
+        return _NOTHING
+
+    async def _next_manifest(
+        self, session: Session, number: int, payload: bytes, subscriber: str, after: int, wait_s: float
+    ) -> Answer:
+        return msgspec.to_builtins(await self._core.next_manifest(subscriber, after, wait_s)), b""
+
+    async def _acknowledge(self, session: Session, number: int, payload: bytes, subscriber: str, version: int) -> Answer:
+        await self._core.acknowledge(subscriber, version)
+        return _NOTHING
+
+    async def _reject(
+        self, session: Session, number: int, payload: bytes, subscriber: str, version: int, reason: str
+    ) -> Answer:
+        await self._core.reject(subscriber, version, reason)
+        return _NOTHING
+
+    async def _wait_acknowledged(self, session: Session, number: int, payload: bytes, version: int, wait_s: float) -> Answer:
+        await self._core.wait_acknowledged(version, wait_s)
+        return _NOTHING
+
+    # -- observation and life -----------------------------------------------------------------------------------------
+    async def _emit(self, session: Session, number: int, payload: bytes, event: dict[str, Any]) -> Answer:
+        await self._core.emit(event)
+        return _NOTHING
+
+    async def _events(self, session: Session, number: int, payload: bytes, after: int, wait_s: float) -> Answer:
+        return await self._core.events(after, wait_s), b""
+
+    async def _stats(self, session: Session, number: int, payload: bytes) -> Answer:
+        return await self._core.stats(), b""
+
+    async def _snapshot(self, session: Session, number: int, payload: bytes, path: str) -> Answer:
+        await self._core.snapshot(path)
+        return _NOTHING
+
+    # -- columns ------------------------------------------------------------------------------------------------------
+    def _unpack(self, session: Session, payload: bytes, columns: dict[str, Any], key: int | None) -> dict[str, Column]:
+        """Columns on the message's own bytes, or on the block that its client wrote; read-only, so that the core keeps them."""
+        block = None if key is None else session.blocks.pop(key, None)
+        if key is not None and block is None:
+            raise BusError(f"block {key} of shared memory is not this client's")
+        source: bytes | Bytes = payload
+        if block is not None:
+            source = block.view(np.ndarray)
+            source.flags.writeable = False
+        return {name: unpack(packed, lambda where: part(source, where)) for name, packed in columns.items()}
+
+    def _pack(self, name: str, groups: list[Group], outbox: Outbox) -> list[Any]:
+        """The column's parts: what lies in the arena by location, the rest joined and beside the header."""
+        columns = [group.columns[name] for group in groups]
+        if not columns:
+            shape = self._core.rows.schema.shapes.get(name)
+            columns = [shape.empty() if shape is not None else []]
+        if not any(self._is_shared(column) for column in columns):
+            columns = [join(columns)] if len(columns) > 1 else columns
+        return [pack(column, outbox.place) for column in columns]
+
+    def _is_shared(self, column: Column) -> bool:
+        array = column.values if isinstance(column, Ragged) else column
+        return isinstance(array, np.ndarray) and self._arena.locate(array) is not None
