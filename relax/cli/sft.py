@@ -1,0 +1,45 @@
+"""`relax sft`: from a TOML file to a fine-tuned model folder."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relax.config.load import read_config_file, validate
+from relax.config.sft import SFTConfig
+from relax.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relax.train.sft import SFTStep
+
+
+def load_sft_config(run_file: Path, overrides: list[str]) -> SFTConfig:
+    """Reads the file and applies `section.key=value` overrides. Raises `ConfigError` with a line for each mistake."""
+    raw = read_config_file(run_file)
+    strange = sorted({"rollout", "algorithm", "run"} & set(raw))
+    if strange:
+        raise ConfigError(
+            f"{run_file}: has [{strange[0]}], so it is a run of relax train; relax sft takes [model], [data], [train], "
+            "[output] and, to stop in time, [eval] and [reward]"
+        )
+    return validate(SFTConfig, raw, overrides, str(run_file))
+
+
+def sft(run_file: Path, overrides: list[str]) -> int:
+    """Trains, shows how it goes, and returns the exit code. Raises `RelaxError` for what the user can mend."""
+    config = load_sft_config(run_file, overrides)
+    # here, since torch and transformers take seconds to import and a mistake in the file should show at once
+    from relax.train.sft import run_sft
+
+    started = time.monotonic()
+
+    def show(step: "SFTStep") -> None:
+        reward = "" if step.reward is None else f"  held-out reward {step.reward:.3f}"
+        if step.reward is not None or step.step % 20 == 0:
+            sys.stdout.write(f"step {step.step:5d}  loss {step.loss:.3f}{reward}  {time.monotonic() - started:5.0f} s\n")
+            sys.stdout.flush()
+
+    result = run_sft(config, on_step=show)
+    reward = "" if result.reward is None else f", held-out reward {result.reward:.3f}"
+    sys.stdout.write(f"wrote {result.path}: {result.step} steps{reward}\n")
+    return 0

@@ -1,0 +1,88 @@
+"""Held-out evaluation of supervised training: the model answers through the embedded engine, and the run's reward scores it.
+
+back end's weights -> publisher -> engine, proven as in a run -> responses -> reward workers -> mean reward
+"""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from relax.bus.core import Core
+from relax.bus.transfer_queue import QueueLimits
+from relax.config.reward import RewardConfig
+from relax.config.run import RunConfig
+from relax.config.sft import SFTEvalConfig
+from relax.data.prompts import open_prompts
+from relax.data.render import Renderer
+from relax.engines.local import LocalEngine
+from relax.envs.single_turn import play_single_turn
+from relax.errors import RewardError
+from relax.rewards.pool import RewardPool
+from relax.train.backend import TrainBackend
+from relax.types import Sample, Sampling
+from relax.weights.publisher import WeightPublisher
+
+_NAME = "exam"
+
+
+class Exam:
+    """Made in an event loop, which all its calls stay in; `close` ends the reward workers and frees the engine."""
+
+    def __init__(self, config: SFTEvalConfig, reward: RewardConfig, run: RunConfig, tokenizer: Any) -> None:
+        self._config, self._seed = config, run.run.seed
+        self._renderer = Renderer(tokenizer, config.data)
+        self._prompts = open_prompts(config.data, seed=run.run.seed)
+        self._engine = LocalEngine(run.model, run.rollout.engine, name=_NAME)
+        self._rewards = RewardPool(reward)
+        self._bus = Core(QueueLimits(prompts_per_step=1, max_staleness=0, num_steps=1))
+        self._publisher = WeightPublisher(self._bus, run_id=_NAME)
+        self._is_started = False
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step is one of every `eval.every`."""
+        return step % self._config.every == 0
+
+    def is_passed(self, reward: float | None) -> bool:
+        """Whether training may stop here."""
+        return reward is not None and self._config.stop_at is not None and reward >= self._config.stop_at
+
+    async def reward(self, backend: TrainBackend, version: int) -> float:
+        """Mean reward of the back end's weights as they are now. Raises `RewardError` when no response could be scored."""
+        if not self._is_started:
+            await self._rewards.start()
+            await self._bus.subscribe(_NAME)
+            self._is_started = True
+        await self._publisher.publish(self._publisher.snapshot(version, backend.weights(), backend.canary()))
+        await self._engine.load_weights(await self._bus.next_manifest(_NAME, version - 1, wait_s=60.0))
+        await self._bus.acknowledge(_NAME, version)
+        count = min(self._config.num_prompts, len(self._prompts))
+        groups = await asyncio.gather(*(self._answer(row) for row in range(count)))
+        samples = [sample for group in groups for sample in group]
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        if not rewards:
+            raise RewardError(
+                f"none of {len(samples)} responses could be scored: {samples[0].metadata.get('error', 'no reason')}"
+            )
+        return float(np.mean(rewards))
+
+    async def _answer(self, row: int) -> list[Sample]:
+        prompt = self._prompts.row(row)
+        first = (self._seed * 1_000_003 + row) * self._config.samples_per_prompt
+        return await play_single_turn(
+            prompt=prompt,
+            group_id=row,
+            prompt_ids=self._renderer.prompt_ids(prompt),
+            seeds=[first + index for index in range(self._config.samples_per_prompt)],
+            sampling=Sampling(self._config.max_new_tokens, self._config.temperature),
+            generate=self._engine.generate,
+            score=self._rewards.score,
+            to_text=self._renderer.text,
+        )
+
+    async def close(self) -> None:
+        if self._is_started:
+            await self._rewards.close()
+        await self._engine.close()
+        await self._publisher.close()
+        await self._bus.close()
