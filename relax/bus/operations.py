@@ -105,12 +105,13 @@ class Operations:
     ) -> Answer:
         claim = Claim(task, frozenset(columns), num_groups, step, consumer or session.name, rank, num_ranks)
         held = await self._core.hold(claim, wait_s)
-        session.leases.add(held.lease_id)
-        session.can_undo(number, lambda: session.return_lease(held.lease_id))
+        lease_id = held.lease_id
+        session.leases.add(lease_id)
+        session.can_undo(number, lambda: session.return_lease(lease_id))  # keeps the name alive, not the rows
         outbox = Outbox(self._arena.locate)
         packed = {name: self._pack(name, held.groups, outbox) for name in columns}
         row_ids, group_ids = rows_and_groups(held)
-        return [held.lease_id, row_ids, group_ids, packed, self._arena.paths], outbox.join()
+        return [lease_id, row_ids, group_ids, packed, self._arena.paths], outbox.join()
 
     async def _ack(self, session: Session, number: int, payload: bytes, lease_ids: list[str], step: int | None) -> Answer:
         await self._core.ack(lease_ids, step=step)
