@@ -48,15 +48,23 @@ def make_forward(model: nn.Module, *, use_fused: bool = True) -> FlatForward:
     Raises `ModelError` for a model that has no output embeddings, or whose layers are not all attention layers.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    check_attention(config)
+    return FusedForward(model) if use_fused and is_fusable(config) else TransformersForward(model)
+
+
+def check_attention(config: Any) -> None:
+    """Raises `ModelError` unless every layer of the text model `config` is one of full attention."""
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         raise ModelError(
             f"model type {config.model_type!r} has layers of kind {sorted(layer_types - {'full_attention'})}: "
             "relax computes full causal attention only"
         )
-    if use_fused and config.model_type in _FUSED_TYPES and config.hidden_act == "silu":
-        return FusedForward(model)
-    return TransformersForward(model)
+
+
+def is_fusable(config: Any) -> bool:
+    """Whether the text model `config` is one of the dense decoders that are written out here."""
+    return config.model_type in _FUSED_TYPES and config.hidden_act == "silu"
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -102,9 +110,9 @@ class FusedForward:
     def _attention(self, index: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         at, norm = layer.self_attn, layer.input_layernorm
         h = F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
-        q = F.linear(h, at.q_proj.weight, at.q_proj.bias).unflatten(-1, (self.num_heads, self.head_dim))
-        k = F.linear(h, at.k_proj.weight, at.k_proj.bias).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v = F.linear(h, at.v_proj.weight, at.v_proj.bias).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        q = F.linear(h, at.q_proj.weight, at.q_proj.bias).view(-1, self.num_heads, self.head_dim)
+        k = F.linear(h, at.k_proj.weight, at.k_proj.bias).view(-1, self.num_kv_heads, self.head_dim)
+        v = F.linear(h, at.v_proj.weight, at.v_proj.bias).view(-1, self.num_kv_heads, self.head_dim)
         if hasattr(at, "q_norm"):
             q = F.rms_norm(q, q.shape[-1:], at.q_norm.weight, at.q_norm.variance_epsilon)
             k = F.rms_norm(k, k.shape[-1:], at.k_norm.weight, at.k_norm.variance_epsilon)

@@ -18,6 +18,8 @@ _MAX_GROUPS = 256  # groups of one claim; they are cheap
 
 
 class Advantages(Role):
+    """Takes whatever groups are ready, many at a time, and writes one advantage for each trained token."""
+
     async def run(self) -> None:
         while True:
             self.activity = "waiting for rewarded groups"
