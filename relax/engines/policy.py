@@ -1,0 +1,217 @@
+"""The model that an engine generates with: its architecture from the model folder, its weights from publications only.
+
+manifest -> read (digest) -> names, shapes, types -> stage (copy) -> swap in -> canary -> in use
+                                                                          \\-> swap back, WeightSyncError
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relax.config.model import ModelConfig
+from relax.engines.attention import attend_within
+from relax.errors import EngineError, ModelError, WeightSyncError
+from relax.models.causal_lm import FlatForward, check_attention, is_fusable, make_forward
+from relax.models.decoder import Decoder, RotaryTable
+from relax.types import WeightManifest
+from relax.weights.naming import check_names
+from relax.weights.receiver import read_weights
+
+log = logging.getLogger("relax.engines")
+
+# Largest canary difference in a log-prob, by data type of the weights.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is a CUDA device if there is one. Raises `ModelError` for a device that this machine does not have."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"device {name!r} is not a device; use auto, cpu, cuda or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return device
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """Copies of a version's weights, checked but not yet in use."""
+
+    manifest: WeightManifest
+    decoder: Decoder | None  # of the fused path
+    tensors: Mapping[str, Tensor]  # of the other
+
+
+class Policy:
+    """Architecture, current weights and their version, -1 before the first. `stage` may run beside `take` and the forward."""
+
+    def __init__(self, model: ModelConfig, device: torch.device, *, use_fused: bool) -> None:
+        # here, since importing transformers takes seconds that a check or a help page need not spend
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
+
+        self.device, self.dtype = device, getattr(torch, model.dtype)
+        options = {"trust_remote_code": model.trust_remote_code}
+        try:
+            config = AutoConfig.from_pretrained(model.path, **options)
+            text = config.get_text_config()
+            check_attention(text)
+            is_fused = use_fused and is_fusable(text) and RotaryTable.fits(text)
+            # No weights yet: shapes without storage for the fused path, storage without values for the other.
+            with torch.device("meta") if is_fused else nullcontext(), no_init_weights():
+                skeleton = AutoModelForCausalLM.from_config(config, dtype=self.dtype, **options)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelError(
+                f"model.path = {model.path!r} is not a causal language model that can be built: {error}"
+            ) from error
+        skeleton.tie_weights()  # which goes by the board with the initialisation
+        skeleton.eval()
+        self._config = text
+        self._expected = _expected_tensors(skeleton)
+        self._rotary: RotaryTable | None = None
+        self._module: nn.Module | None = None
+        self._forward: FlatForward | None = None
+        if is_fused:
+            rotary = skeleton.model.rotary_emb
+            self._rotary = RotaryTable(type(rotary)(config=text), self.dtype, device)
+        else:
+            self._module = skeleton.to(device)
+            self._forward = make_forward(skeleton, use_fused=False)
+        self.version = -1
+        self.eos_ids = _eos_ids(model.path, text)
+        self.max_context = _max_context(model, text)
+        self.vocab_size = int(text.vocab_size)
+
+    @property
+    def forward(self) -> FlatForward:
+        """The forward pass with the current weights; `EngineError` before there are any."""
+        if self._forward is None or self.version < 0:
+            raise EngineError("no weights loaded: the engine generates once it has taken its first published version")
+        return self._forward
+
+    def reserve(self, num_positions: int) -> None:
+        """To be called before positions up to `num_positions - 1` are computed."""
+        if self._rotary is not None:
+            self._rotary.reserve(num_positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`hidden [n, d]` -> `[n, V]`."""
+        return F.linear(hidden, *self.forward.head)
+
+    def stage(self, manifest: WeightManifest) -> _Staged:
+        """Reads, checks and copies a version. Raises `WeightSyncError` that says what disagrees; nothing has changed then."""
+        tensors = read_weights(manifest)
+        check_names(self._expected, tensors, "the engine")
+        for name, (shape, dtype) in self._expected.items():
+            found = tensors[name]
+            if tuple(found.shape) != shape or found.dtype != dtype:
+                raise WeightSyncError(
+                    f"version {manifest.version}: {name} is {found.dtype} {list(found.shape)}, "
+                    f"the engine expects {dtype} {list(shape)}"
+                )
+        if len(manifest.canary_tokens) < 2 or len(manifest.canary_logprobs) != len(manifest.canary_tokens) - 1:
+            raise WeightSyncError(
+                f"version {manifest.version}: {len(manifest.canary_tokens)} canary tokens with "
+                f"{len(manifest.canary_logprobs)} log-probs; a canary has a log-prob of each token but the first"
+            )
+        if self._rotary is not None:
+            return _Staged(manifest, Decoder(self._config, self._rotary, tensors, self.device), {})
+        return _Staged(manifest, None, {name: tensors[name].to(self.device, copy=True) for name in self._expected})
+
+    def take(self, staged: _Staged) -> float:
+        """Swaps staged weights in and proves them; returns the canary's largest log-prob difference.
+
+        Raises `WeightSyncError`, with the old weights back in place, when the canary disagrees.
+        """
+        manifest = staged.manifest
+        version, undo = self.version, self._swap(staged)
+        self.version = manifest.version
+        try:
+            difference = self._canary_difference(manifest)
+        except BaseException:
+            undo()
+            self.version = version
+            raise
+        tolerance = TOLERANCE[self.dtype]
+        if not difference <= tolerance:  # NaN as well
+            undo()
+            self.version = version
+            raise WeightSyncError(
+                f"version {manifest.version}: the canary's log-prob differs by {difference:.3g}, "
+                f"at most {tolerance:g} is allowed; the engine goes on with version {version}"
+            )
+        return difference
+
+    def _swap(self, staged: _Staged) -> Callable[[], None]:
+        """Puts the staged weights in place; calling the result puts the old ones back."""
+        if staged.decoder is not None:
+            before, self._forward = self._forward, staged.decoder
+
+            def undo() -> None:
+                self._forward = before
+
+            return undo
+        assert self._module is not None
+        slots = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        old = {name: slots[name].data for name in staged.tensors}
+        for name, tensor in staged.tensors.items():
+            slots[name].data = tensor
+
+        def put_back() -> None:
+            for name, tensor in old.items():
+                slots[name].data = tensor
+
+        return put_back
+
+    def _canary_difference(self, manifest: WeightManifest) -> float:
+        tokens = torch.tensor(manifest.canary_tokens, device=self.device)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
+            raise WeightSyncError(
+                f"version {manifest.version}: a canary token is outside of the vocabulary of {self.vocab_size}"
+            )
+        self.reserve(len(tokens))
+        hidden = self.forward.hidden(tokens, torch.arange(len(tokens), device=self.device), attend_within([len(tokens)]))
+        logits = self.logits(hidden[:-1]).float()
+        found = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
+        wanted = torch.tensor(manifest.canary_logprobs, device=self.device, dtype=torch.float32)
+        return float((found - wanted).abs().max())
+
+
+def _expected_tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of each tensor that a publication holds: a tied one under its first name, persistent buffers included."""
+    saved, found = model.state_dict().keys(), {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in saved:
+            found[name] = (tuple(tensor.shape), tensor.dtype)
+    return found
+
+
+def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
+    """Every token that the model's folder calls the end, in generation_config.json or config.json."""
+    from transformers import GenerationConfig
+
+    sources = [config.eos_token_id]
+    try:
+        sources.append(GenerationConfig.from_pretrained(path).eos_token_id)
+    except OSError:
+        log.debug("%s has no generation_config.json: config.json alone says what ends a response", path)
+    ids: set[int] = set()
+    for source in sources:
+        ids.update(source if isinstance(source, list | tuple) else [] if source is None else [source])
+    return tuple(sorted(ids))
+
+
+def _max_context(model: ModelConfig, config: Any) -> int:
+    limit = model.max_context or getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        raise ModelError(f"model.path = {model.path!r}: config.json has no max_position_embeddings; set model.max_context")
+    return int(limit)

@@ -1,0 +1,42 @@
+"""Stop strings: text that ends a completion, wherever the token boundaries fall."""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+from relax.config.model import ModelConfig
+from relax.errors import ModelError
+
+_MARGIN = 4  # tokens before the longest match, so that a character's first bytes are not cut off
+
+
+class StopStrings:
+    """Looks for stop strings in what tokens say. The tokenizer is loaded when the first request has some."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._folder, self._trust = model.tokenizer_path or model.path, model.trust_remote_code
+        self._tokenizer: Any = None
+        self._lock = Lock()
+
+    def prepare(self) -> None:
+        """Loads the tokenizer. Raises `ModelError` when there is none."""
+        with self._lock:
+            if self._tokenizer is not None:
+                return
+            # here, since importing transformers takes seconds, and most runs stop at tokens alone
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=self._trust)
+            except (OSError, ValueError, ImportError) as error:
+                raise ModelError(f"stop strings need a tokenizer, and {self._folder!r} has none that loads: {error}") from error
+
+    @staticmethod
+    def window(stops: Sequence[str]) -> int:
+        """How many of the last tokens must be looked at: a token is at least one byte of text."""
+        return max(len(stop.encode()) for stop in stops) + _MARGIN
+
+    def found(self, tails: Sequence[Sequence[int]], stops: Sequence[Sequence[str]]) -> list[bool]:
+        """Whether the text of each tail, the last tokens of a completion, has one of its stop strings in it."""
+        texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return [any(stop in text for stop in wanted) for text, wanted in zip(texts, stops, strict=True)]
