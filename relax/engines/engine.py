@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from relax.errors import EngineError
 from relax.types import Completion, GenerateRequest, WeightManifest
+
+
+class RequestError(EngineError):
+    """The request is at fault: no engine can serve it, so there is no sense in trying another."""
 
 
 @dataclass(frozen=True, slots=True)

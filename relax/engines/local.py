@@ -20,7 +20,7 @@ import torch
 
 from relax.config.model import ModelConfig
 from relax.config.rollout import LocalEngineConfig
-from relax.engines.engine import EngineStats
+from relax.engines.engine import EngineStats, RequestError
 from relax.engines.groups import Group
 from relax.engines.policy import Policy, pick_device
 from relax.engines.scheduler import Scheduler
@@ -66,8 +66,9 @@ class LocalEngine:
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """One completion for each seed, in their order.
 
-        Raises `EngineError` before any weights are loaded, for a request that cannot be served (the message says which value
-        and what would be right), and when the engine is closed or fails meanwhile. Cancelling the call aborts the request.
+        Raises `RequestError` for a request that cannot be served (the message says which value and what would be right), and
+        `EngineError` before any weights are loaded and when the engine is closed or fails meanwhile. Cancelling the call aborts
+        the request.
         """
         self._check(request)
         if not request.seeds:
@@ -92,19 +93,19 @@ class LocalEngine:
         if self._policy.version < 0:
             raise EngineError(f"{self.name}: no weights loaded: the engine generates once it has taken a published version")
         if name in self._live:
-            raise EngineError(f"request {name!r} is being served already: give each request an id of its own")
+            raise RequestError(f"request {name!r} is being served already: give each request an id of its own")
         if request.media:
-            raise EngineError(f"request {name!r} has {len(request.media)} media: the embedded engine reads text alone")
+            raise RequestError(f"request {name!r} has {len(request.media)} media: the embedded engine reads text alone")
         if not len(request.prompt_ids):
-            raise EngineError(f"request {name!r} has an empty prompt: there is nothing to continue")
+            raise RequestError(f"request {name!r} has an empty prompt: there is nothing to continue")
         if len(request.prompt_ids) >= context:
-            raise EngineError(
+            raise RequestError(
                 f"request {name!r}: the prompt has {len(request.prompt_ids)} tokens and the context is {context}: "
                 f"at most {context - 1} leave room for a response"
             )
         ids = np.asarray(request.prompt_ids)
         if int(ids.min()) < 0 or int(ids.max()) >= self._policy.vocab_size:
-            raise EngineError(
+            raise RequestError(
                 f"request {name!r}: the prompt has token ids {int(ids.min())} to {int(ids.max())}, "
                 f"the model's are 0 to {self._policy.vocab_size - 1}"
             )
@@ -116,7 +117,7 @@ class LocalEngine:
             ("stop", sampling.stop, all(sampling.stop), "strings that are not empty"),
         ):
             if not is_right:
-                raise EngineError(f"request {name!r}: {what} = {value!r}, wanted {wanted}")
+                raise RequestError(f"request {name!r}: {what} = {value!r}, wanted {wanted}")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests now: their `generate` returns what there is, with `FinishReason.ABORT`. Others are let alone."""
