@@ -6,7 +6,7 @@
     relax        fully asynchronous on Ray: one generating and one training process of one thread each
     TRL          GRPOTrainer, two threads, one micro-batch (its best setting here)
     TRL async    AsyncGRPOTrainer, one generating and one training process of one thread each
-They run in turn, round after round; what is printed are ratios of median step times, and the reward curves side by side: a
+They run in turn, round after round; what is printed are ratios of step times, and the reward curves side by side: a
 step that is quicker and learns less is no gain. Without `--trl-python` only relax is measured. TRL wants a venv of its own:
 pip install torch==2.13.0, then trl==1.16.0 transformers accelerate datasets requests aiohttp.
 """
@@ -25,6 +25,7 @@ from work import Task, warm_folder
 
 HERE = Path(__file__).parent
 LR = 5e-5
+WINDOW = 5
 RUN = """
 [run]
 name = "{name}"
@@ -92,11 +93,19 @@ def write_prompts(file: Path, count: int) -> None:
             out.write(json.dumps({"prompt": Task.prompt(a, b), "answer": str(a + b)}) + "\n")
 
 
+def step_time(runs: list[list[dict[str, Any]]], skip: int) -> float:
+    """Seconds a step: the median over windows of `WINDOW` steps of their mean, since asynchronous steps come in bursts."""
+    windows = []
+    for run in runs:
+        times = [step["step_s"] for step in run[skip:]]
+        windows += [statistics.mean(times[first : first + WINDOW]) for first in range(max(1, len(times) - WINDOW + 1))]
+    return statistics.median(windows)
+
+
 def report(found: dict[str, list[list[dict[str, Any]]]], skip: int) -> None:
-    """Medians over all rounds, ratios to relax, and mean rewards of fifths of the run."""
-    times = {name: [step["step_s"] for run in runs for step in run[skip:]] for name, runs in found.items()}
-    median = {name: statistics.median(values) for name, values in times.items()}
-    print(f"\n{'':12}{'steps':>6}{'s/step':>9}{'relax is':>11}   reward, fifth by fifth of the run")
+    """Step times, their ratios to relax, and mean rewards of fifths of the run."""
+    times = {name: step_time(runs, skip) for name, runs in found.items()}
+    print(f"\n{'':12}{'s/step':>9}{'relax is':>11}   reward, fifth by fifth of the run")
     for name, runs in found.items():
         length = min(len(run) for run in runs)
         size = max(1, length // 5)
@@ -105,8 +114,8 @@ def report(found: dict[str, list[list[dict[str, Any]]]], skip: int) -> None:
             for first in range(0, size * 5, size)
             if first < length
         ]
-        ratio = f"{median[name] / median['relax']:.2f} x"
-        print(f"{name:12}{len(times[name]):6}{median[name]:9.3f}{ratio:>11}   {' '.join(f'{mean:.3f}' for mean in curve)}")
+        ratio = f"{times[name] / times['relax']:.2f} x"
+        print(f"{name:12}{times[name]:9.3f}{ratio:>11}   {' '.join(f'{mean:.3f}' for mean in curve)}")
 
 
 def main() -> None:
@@ -132,10 +141,7 @@ def main() -> None:
             if args.trl_python:
                 found.setdefault("TRL", []).append(trl_steps(args, folder, data, "trl_baseline", 2))
                 found.setdefault("TRL async", []).append(trl_steps(args, folder, data, "trl_async_baseline", 1))
-            last = {
-                key: round(statistics.median(step["step_s"] for step in runs[-1][args.skip :]), 3)
-                for key, runs in found.items()
-            }
+            last = {name: round(step_time(runs[-1:], args.skip), 3) for name, runs in found.items()}
             print(f"round {turn + 1}: {last}", flush=True)
     report(found, args.skip)
     if args.out:

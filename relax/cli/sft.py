@@ -29,8 +29,11 @@ def sft(run_file: Path, overrides: list[str]) -> int:
     """Trains, shows how it goes, and returns the exit code. Raises `RelaxError` for what the user can mend."""
     config = load_sft_config(run_file, overrides)
     # here, since torch and transformers take seconds to import and a mistake in the file should show at once
+    from transformers.utils import logging
+
     from relax.train.sft import run_sft
 
+    logging.disable_progress_bar()  # of loading and saving, between lines that say more
     started = time.monotonic()
 
     def show(step: "SFTStep") -> None:
