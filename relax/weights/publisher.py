@@ -1,7 +1,9 @@
 """The sending side of weight sync.
 
-trainer's thread:  snapshot: copy into a free buffer --+        (all that the trainer waits for)
-event loop:                                            +-> digest in a thread -> announce -> ... acknowledged -> buffer free
+    trainer's thread   snapshot: copy into a free buffer --+
+    event loop                                             +-> digest in a thread -> announce ... acknowledged -> buffer free
+
+The copy is all that the trainer waits for.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING
 
 from relax.bus.transfer_queue import TransferQueue
@@ -55,6 +58,7 @@ class WeightPublisher:
         self._bus = bus
         self._folder = ShmFolder(run_id)
         self._pool = BufferPool(self._folder)
+        self._targets: dict[BufferFile, tuple[mmap, Table, Mapping[str, Tensor]]] = {}
         self._unsettled: list[int] = []
         self._watcher: asyncio.Task[None] | None = None
 
@@ -78,14 +82,24 @@ class WeightPublisher:
         table, num_bytes = lay_out(weights)
         file = self._pool.take(version, num_bytes)
         try:
-            assert file.data is not None
-            targets = views(torch.frombuffer(file.data, dtype=torch.uint8), table)
             with torch.no_grad():
-                for name, target in targets.items():
+                for name, target in self._views(file, table).items():
                     target.copy_(weights[name])
         finally:
             file.unlock()
         return Snapshot(version, file, num_bytes, table, tokens, logprobs, time.perf_counter() - started)
+
+    def _views(self, file: BufferFile, table: Table) -> Mapping[str, "Tensor"]:
+        """Where each tensor goes. Kept with the buffer: for a small model, making them takes longer than the copy."""
+        import torch  # here, as above
+
+        assert file.data is not None
+        data, known, targets = self._targets.get(file, (None, {}, {}))
+        if data is not file.data or known != table:
+            targets = views(torch.frombuffer(file.data, dtype=torch.uint8), table)
+            self._targets = {other: kept for other, kept in self._targets.items() if kept[0] is other.data}
+            self._targets[file] = (file.data, table, targets)
+        return targets
 
     async def publish(self, snapshot: Snapshot) -> None:
         """Hashes the snapshot in a thread and announces it; returns once announced. Publish each snapshot once, in order."""
@@ -127,6 +141,7 @@ class WeightPublisher:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        self._targets = {}
         self._pool.close()
         self._folder.close()
 
