@@ -12,11 +12,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 REWARD = '''
-"""A reward that a random model can climb at once: the share of the response's characters that are digits."""
+"""A reward that a random model can climb at once: the share of the response's characters that are a to m."""
 
 
-def share_of_digits(prompt, response, answer, metadata):
-    return sum(c.isdigit() for c in response) / max(1, len(response))
+def share_of_early_letters(prompt, response, answer, metadata):
+    return sum("a" <= c <= "m" for c in response) / max(1, len(response))
 '''
 
 
@@ -34,8 +34,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_file(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
     """Writes a run file for `tiny_model` into `tmp_path`; `runs/` lies beside it. Overrides are left to the command line."""
 
-    def write(runtime: str = "inprocess", name: str = "digits") -> Path:
-        (tmp_path / "digits_reward.py").write_text(REWARD)
+    def write(runtime: str = "inprocess", name: str = "letters") -> Path:
+        (tmp_path / "letters_reward.py").write_text(REWARD)
         path = tmp_path / f"{name}.toml"
         path.write_text(
             textwrap.dedent(
@@ -52,7 +52,7 @@ def run_file(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
                 size = 1000
                 [reward]
                 type = "function"
-                path = "digits_reward:share_of_digits"
+                path = "letters_reward:share_of_early_letters"
                 [rollout]
                 group_size = 4
                 prompts_per_step = 8

@@ -27,12 +27,12 @@ def metrics(run_dir: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 def test_run_learns_within_the_bound_and_resumes(run_file: RunFile, tmp_path: Path, max_staleness: int) -> None:
-    path, run_dir = run_file(), tmp_path / "runs" / "digits"
+    path, run_dir = run_file(), tmp_path / "runs" / "letters"
     override = f"rollout.max_staleness={max_staleness}"
-    done = relax("train", path, override, "train.num_steps=12", cwd=tmp_path)
+    done = relax("train", path, override, "train.num_steps=60", "train.checkpoint.every=20", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = metrics(run_dir)
-    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert [row["step"] for row in rows] == list(range(1, 61))
     assert all(row["age/max"] <= max_staleness for row in rows)
     assert all(row["samples"] == 32 for row in rows)
     early, late = (sum(row["reward/mean"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
@@ -40,21 +40,21 @@ def test_run_learns_within_the_bound_and_resumes(run_file: RunFile, tmp_path: Pa
     assert (run_dir / "hf" / "model.safetensors").is_file()
     with sqlite3.connect(run_dir / "ledger.sqlite") as ledger:
         fates = dict(ledger.execute("select fate, count(*) from issues group by fate"))
-    assert fates["trained"] == 12 * 8
+    assert fates["trained"] == 60 * 8
 
-    again = relax("train", "--resume", run_dir, "train.num_steps=15", cwd=tmp_path)
+    again = relax("train", "--resume", run_dir, "train.num_steps=63", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert [row["step"] for row in metrics(run_dir)] == list(range(1, 16))
+    assert [row["step"] for row in metrics(run_dir)] == list(range(1, 64))
     with sqlite3.connect(run_dir / "ledger.sqlite") as ledger:
         trained = ledger.execute("select count(*), count(distinct issue) from issues where fate = 'trained'").fetchone()
-    assert trained == (15 * 8, 15 * 8)
+    assert trained == (63 * 8, 63 * 8)
 
 
 @pytest.mark.parametrize("overrides", [["algorithm.kl.coef=0.01"], ["algorithm.old_logprobs=recompute"]])
 def test_reference_and_actor_fwd_take_part(run_file: RunFile, tmp_path: Path, overrides: list[str]) -> None:
     done = relax("train", run_file(), *overrides, "train.num_steps=3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = metrics(tmp_path / "runs" / "digits")
+    rows = metrics(tmp_path / "runs" / "letters")
     assert len(rows) == 3
     if "kl" in overrides[0]:
         assert rows[0]["kl"] == pytest.approx(0, abs=1e-4)
@@ -70,9 +70,9 @@ def test_a_finished_run_is_not_overwritten_by_accident(run_file: RunFile, tmp_pa
     assert again.returncode == 2
     assert "--resume" in again.stderr
     assert "--overwrite" in again.stderr
-    assert len(metrics(tmp_path / "runs" / "digits")) == 1
+    assert len(metrics(tmp_path / "runs" / "letters")) == 1
     assert relax("train", path, "train.num_steps=2", "--overwrite", cwd=tmp_path).returncode == 0
-    assert len(metrics(tmp_path / "runs" / "digits")) == 2
+    assert len(metrics(tmp_path / "runs" / "letters")) == 2
 
 
 def test_filtering_everything_ends_with_a_reason(run_file: RunFile, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def state(run_dir: Path) -> str:
 
 
 def test_run_ends_and_leaves_nothing_behind(run_file: RunFile, tmp_path: Path) -> None:
-    path, run_dir = run_file("ray"), tmp_path / "runs" / "digits"
+    path, run_dir = run_file("ray"), tmp_path / "runs" / "letters"
     shm_before = set(Path("/dev/shm").iterdir())
     with training(path, cwd=tmp_path) as process:
         wait_for_step(run_dir, 1, process)
@@ -91,7 +91,7 @@ def test_run_ends_and_leaves_nothing_behind(run_file: RunFile, tmp_path: Path) -
 
 
 def test_ctrl_c_stops_in_time_and_resume_goes_on(run_file: RunFile, tmp_path: Path) -> None:
-    path, run_dir = run_file("ray"), tmp_path / "runs" / "digits"
+    path, run_dir = run_file("ray"), tmp_path / "runs" / "letters"
     with training(path, "train.num_steps=100000", cwd=tmp_path) as process:
         wait_for_step(run_dir, 4, process)
         members = family(process.pid)
@@ -112,7 +112,7 @@ def test_ctrl_c_stops_in_time_and_resume_goes_on(run_file: RunFile, tmp_path: Pa
 
 
 def test_killed_engine_ends_the_run_with_a_reason(run_file: RunFile, tmp_path: Path) -> None:
-    path, run_dir = run_file("ray"), tmp_path / "runs" / "digits"
+    path, run_dir = run_file("ray"), tmp_path / "runs" / "letters"
     with training(path, "train.num_steps=100000", cwd=tmp_path) as process:
         wait_for_step(run_dir, 2, process)
         members = family(process.pid)
@@ -151,7 +151,7 @@ def test_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp
     with training(
         run_file("ray"), f"services.http_port={port}", "train.num_steps=100000", "--overwrite", cwd=tmp_path
     ) as process:
-        wait_for_step(tmp_path / "runs" / "digits", 1, process)
+        wait_for_step(tmp_path / "runs" / "letters", 1, process)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/actor/status", timeout=10) as answer:
             status = json.load(answer)
         assert status["role"] == "actor"
