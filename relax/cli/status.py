@@ -60,7 +60,7 @@ def render_status(run_dir: Path) -> str:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in _lines(status, [row.get("reward/mean") for row in RunFolder(run_dir).metrics()]):
-        grid.add_row(name, text)
+        grid.add_row(name, text if isinstance(text, Text) else Text(text))  # never taken for markup
     out = io.StringIO()
     console = Console(file=out, force_terminal=sys.stdout.isatty(), width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(grid)
