@@ -174,3 +174,25 @@ def test_a_run_file_is_told_from_an_sft_file(tmp_path: Path) -> None:
     file.write_text("[rollout]\ngroup_size = 4\n", "utf-8")
     with pytest.raises(ConfigError, match="relax train"):
         load_sft_config(file, [])
+
+
+def test_training_ends_as_soon_as_the_exam_is_passed(folder: Path, tmp_path: Path) -> None:
+    exam = {
+        "data": {"type": "generator", "path": "relax.data.arithmetic:addition", "size": 4},
+        "every": 2,
+        "max_new_tokens": 2,
+        "stop_at": 1.0,
+    }
+    sections = {"eval": exam, "reward": {"type": "format", "pattern": ".*"}, "train": {"num_steps": 9, "batch_size": 2}}
+    steps: list[SFTStep] = []
+    result = run_sft(make_config(folder, tmp_path / "out", **sections), on_step=steps.append)
+    assert (result.step, result.reward) == (2, 1.0)
+    assert [step.reward for step in steps] == [None, 1.0]
+
+
+def test_the_demos_file_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.chdir(root)
+    config = load_sft_config(Path("examples/arithmetic/sft.toml"), [])
+    assert config.eval is not None
+    assert config.eval.data.model_dump() != config.data.model_dump()
