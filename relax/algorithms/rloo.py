@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out (Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740): a group's other members are the baseline."""
+"""REINFORCE leave-one-out (Ahmadian et al. 2024, https://arxiv.org/abs/2402.14740): the other members are the baseline."""
 
 import numpy as np
 

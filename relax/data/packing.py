@@ -142,11 +142,11 @@ def pack(tokens: Ragged, loss_mask: Ragged, groups: Sequence[Group]) -> MicroBat
     offsets = tokens.offsets
     firsts = _int([offsets[row] + first for row, first, _ in spans])
     lengths = _int([end - first for _, first, end in spans])
-    index = ranges(firsts, lengths)
+    values = ranges(firsts, lengths)
     positions = ranges(_int([first for _, first, _ in spans]), lengths)
     sources, targets, samples = _trained(loss_mask, groups, segments, _int(prefix_starts), _int(starts), _int(owner))
     return MicroBatch(
-        ids=tokens.values[index].astype(np.int64),
+        ids=tokens.values[values].astype(np.int64),
         positions=positions,
         prefix_starts=_int(prefix_starts),
         prefix_lengths=_int([group.prefix for group in groups]),
@@ -170,7 +170,7 @@ def _trained(
     for index, segment in enumerate(segments):
         trained: Ints = np.flatnonzero(loss_mask[segment.row][: segment.end + 1]).astype(np.int64)
         places: Ints = trained + (starts[index] - segment.start - 1)
-        if len(trained) and trained[0] == segment.start:
+        if trained[0] == segment.start:
             places[0] = prefix_starts[owner[index]] + groups[owner[index]].prefix - 1
         sources.append(places)
         targets.append(loss_mask.offsets[segment.row] + trained)

@@ -2,12 +2,12 @@
 
     logits = hidden weight^T / temperature,   logprob = logits[target] - logsumexp(logits)
 
-The head runs over `chunk` rows at a time, and neither pass has an element-wise step on gradients of logits: with
-`E = exp(logits - max)`, its row sums `s` and the incoming gradients `c`,
+The head runs over `chunk` rows at a time, and neither pass has an element-wise step on gradients of logits: with the
+probabilities `p` and the incoming gradients `c`,
 
-    d hidden = c weight[target] - (c / s) (E weight)        d weight[v] = sum over rows of (c [v = target] - c E[v] / s) hidden
+    d hidden = c (weight[target] - p weight)             d weight[v] = sum over rows of c ([v = target] - p[v]) hidden
 
-`E weight` is computed on the way forward, where `E` is at hand, and gives the entropy as well. `E` is kept for the way back if
+`p weight` is computed on the way forward, where `p` is at hand, and gives the entropy as well. `p` is kept for the way back if
 it fits into one chunk, else computed again. This is the one place of the trainer that knows the sampling temperature.
 """
 
@@ -34,8 +34,8 @@ def token_logprobs(
     """Log-probs `[S]` of `targets [S]`, and entropies `[S]` of the distributions that they were drawn from.
 
     `hidden [U, d]`; `head`: weight `[V, d]` and bias `[V]` or none; `rows [S]` names the hidden state of each target (several
-    may share one), default one each. `chunk`: rows of logits held at once. Results are float32 (float64 from float64). The
-    gradient flows through the log-probs, and through the entropies if `entropy_gradient`.
+    may share one), default one each. `chunk`: rows of probabilities held at once. Results are float32 (float64 from float64).
+    The gradient flows through the log-probs, and through the entropies if `entropy_gradient`.
     """
     weight, bias = head
     if bias is not None:
@@ -51,39 +51,27 @@ def token_logprobs(
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        rows: Tensor,
-        targets: Tensor,
-        scale: float,
-        chunk: int,
-        entropy_gradient: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
+        scale, chunk, entropy_gradient = options
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        sums, tops = hidden.new_empty(len(hidden), dtype=wide), hidden.new_empty(len(hidden), dtype=wide)
-        chosen = hidden.new_empty(len(targets), dtype=wide)
+        log_sums, chosen = hidden.new_empty(len(hidden), dtype=wide), hidden.new_empty(len(targets), dtype=wide)
         mixed = torch.empty_like(hidden)
-        by_row = torch.argsort(rows, stable=True)
         spans = list(_blocks(len(hidden), len(weight), chunk, hidden.device))
+        by_row = torch.argsort(rows, stable=True)
         edges = torch.tensor([start for start, _ in spans] + [len(hidden)], device=rows.device)
         bounds = torch.searchsorted(rows[by_row], edges).tolist()
-        exps = hidden.new_empty(min(chunk, len(hidden)), len(weight))
+        held = hidden.new_empty(min(chunk, len(hidden)), len(weight))
+        buffer = hidden.new_empty(max((end - start for start, end in spans), default=0), len(weight))
         for (start, end), first, last in zip(spans, bounds[:-1], bounds[1:], strict=True):
-            out = exps[start % chunk : start % chunk + end - start]
-            z = _logits(hidden[start:end], weight, scale, out)
+            p = held[start % chunk : start % chunk + end - start]
+            z = _logits(hidden[start:end], weight, scale, buffer[: end - start])
             mine = by_row[first:last]
             chosen[mine] = z[rows[mine] - start, targets[mine]]
-            tops[start:end] = z.amax(-1)
-            z.sub_(tops[start:end, None]).exp_()
-            sums[start:end] = z.sum(-1)
-            if z is not out:
-                out.copy_(z)
-            torch.mm(out, weight, out=mixed[start:end])
-        log_sums = tops + sums.log()
-        entropy = log_sums - scale * (hidden.to(wide) * mixed.to(wide)).sum(-1) / sums
-        kept = exps if len(hidden) <= chunk else None
-        ctx.save_for_backward(hidden, weight, rows, targets, sums, log_sums, mixed, entropy, kept)
+            log_sums[start:end] = _softmax(z, p)
+            torch.mm(p, weight, out=mixed[start:end])
+        entropy = log_sums - scale * (hidden.to(wide) * mixed.to(wide)).sum(-1)
+        ctx.save_for_backward(hidden, weight, rows, targets, log_sums, mixed, entropy, held if len(hidden) <= chunk else None)
         ctx.scale, ctx.chunk = scale, chunk
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -92,25 +80,25 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden, weight, rows, targets, sums, log_sums, mixed, entropy, kept = ctx.saved_tensors
+        hidden, weight, rows, targets, log_sums, mixed, entropy, kept = ctx.saved_tensors
         of_logprob, of_entropy = grads
         if of_logprob is None:
-            of_logprob = sums.new_zeros(len(targets))
-        share = torch.zeros_like(sums).index_add_(0, rows, of_logprob).div_(sums).neg_()
-        d_hidden = mixed.to(sums.dtype) * share[:, None]
-        d_hidden.index_add_(0, rows, weight[targets].to(sums.dtype) * of_logprob[:, None])
+            of_logprob = log_sums.new_zeros(len(targets))
+        minus = torch.zeros_like(log_sums).index_add_(0, rows, of_logprob).neg_()
+        d_hidden = mixed.to(minus.dtype) * minus[:, None]
+        d_hidden.index_add_(0, rows, weight[targets].to(minus.dtype) * of_logprob[:, None])
         d_weight = torch.zeros_like(weight)
-        d_weight.index_add_(0, targets, (hidden[rows].to(sums.dtype) * of_logprob[:, None]).to(weight.dtype))
-        shared = (hidden.to(sums.dtype) * share[:, None]).to(hidden.dtype)
+        d_weight.index_add_(0, targets, (hidden[rows].to(minus.dtype) * of_logprob[:, None]).to(weight.dtype))
+        shared = (hidden.to(minus.dtype) * minus[:, None]).to(hidden.dtype)
         buffer = hidden.new_empty(min(ctx.chunk, len(hidden)), len(weight)) if kept is None else kept
         for start in range(0, len(hidden), ctx.chunk):
             span = slice(start, min(start + ctx.chunk, len(hidden)))
-            exps = buffer[: span.stop - start]
+            p = buffer[: span.stop - start]
             if kept is None:
-                exps.copy_(_logits(hidden[span], weight, ctx.scale, exps).sub_((log_sums - sums.log())[span, None]).exp_())
-            d_weight.addmm_(exps.t(), shared[span])
+                p.copy_(_logits(hidden[span], weight, ctx.scale, p).sub_(log_sums[span, None]).exp_())
+            d_weight.addmm_(p.t(), shared[span])
             if of_entropy is not None:
-                logprobs = _logits(hidden[span], weight, ctx.scale, torch.empty_like(exps)) - log_sums[span, None]
+                logprobs = _logits(hidden[span], weight, ctx.scale, torch.empty_like(p)).sub_(log_sums[span, None])
                 d_logits = (logprobs + entropy[span, None]).mul_(logprobs.exp_()).mul_(-of_entropy[span, None]).to(weight.dtype)
                 d_weight.addmm_(d_logits.t(), hidden[span])
                 d_hidden[span].add_(d_logits @ weight)
@@ -124,9 +112,22 @@ def _logits(hidden: Tensor, weight: Tensor, scale: float, out: Tensor) -> Tensor
     return torch.mm(hidden, weight.t(), out=out).float().mul_(scale)
 
 
+def _softmax(logits: Tensor, out: Tensor) -> Tensor:
+    """Probabilities into `out [n, V]`; returns the logarithms of the sums, `[n]`.
+
+    One softmax over a row is quicker than its parts, and the largest entry, of which there always is one, gives the sum back.
+    """
+    if out.dtype == logits.dtype:
+        p = torch.softmax(logits, -1, out=out)
+    else:
+        p = torch.softmax(logits, -1)
+        out.copy_(p)
+    return logits.amax(-1) - p.amax(-1).log_()
+
+
 def _blocks(num_rows: int, vocabulary: int, chunk: int, device: torch.device) -> Iterator[tuple[int, int]]:
     """Spans of rows, none of which crosses the edge of a chunk."""
-    size = chunk if device.type != "cpu" else max(_MIN_BLOCK, _CACHED_LOGITS // vocabulary)
+    size = max(_MIN_BLOCK, _CACHED_LOGITS // vocabulary if device.type == "cpu" else chunk // 8)
     for first in range(0, num_rows, chunk):
         last = min(first + chunk, num_rows)
         for start in range(first, last, size):

@@ -20,9 +20,10 @@ from relax.algorithms.table import make_objective
 from relax.config.run import RunConfig
 from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
 from relax.errors import CheckpointError, WeightSyncError
-from relax.models.causal_lm import make_forward
+from relax.models.causal_lm import FlatForward, FusedForward, make_forward
 from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
+from relax.train.decoder import TrainDecoder
 from relax.train.loading import load_model, named_weights, pick_device, tokenizer_folder
 from relax.train.logprobs import token_logprobs
 from relax.train.optimizer import Optimizer
@@ -30,6 +31,7 @@ from relax.types import Ragged, WeightManifest
 
 _WEIGHTS_FILE, _STATE_FILE = "weights.safetensors", "state.pt"
 _NUM_CANARY_TOKENS = 16
+_CPU_TOKENS = 2048  # a larger micro-batch gains nothing on a CPU: its activations only fall out of the cache
 _CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
 
@@ -43,10 +45,23 @@ class TorchBackend:
         torch.set_num_threads(backend.num_threads)
         self.model = load_model(config.model, self.device)
         self.model.train()
-        self._forward = make_forward(self.model, use_fused=backend.use_fused_forward)
+        self._forward = self._make_forward()
         self._objective = objective or make_objective(config.algorithm, length_budget=config.rollout.max_new_tokens)
         self._optimizer = Optimizer(list(self.model.parameters()), config.train)
         self._count = 0.0
+
+    def _make_forward(self) -> FlatForward:
+        forward = make_forward(self.model, use_fused=self._config.train.backend.use_fused_forward)
+        wide = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
+        return TrainDecoder(self.model) if isinstance(forward, FusedForward) and wide and self.device.type == "cpu" else forward
+
+    def _hidden(self, micro: MicroBatch) -> Tensor:
+        """`[T, d]`, after the final norm."""
+        ids, positions = torch.from_numpy(micro.ids).to(self.device), torch.from_numpy(micro.positions).to(self.device)
+        attention = PackedAttention(micro, self.device)
+        if isinstance(self._forward, TrainDecoder):
+            return self._forward.hidden_packed(ids, positions, attention)
+        return self._forward.hidden(ids, positions, attention)
 
     # -- training -----------------------------------------------------------------------------------------------------
     def forward_backward(self, batch: TrainBatch) -> StepSums:
@@ -63,7 +78,13 @@ class TorchBackend:
     def finish_step(self) -> dict[str, float]:
         """One optimizer step over everything since the last one."""
         count, self._count = self._count, 0.0
+        self._flush()
         return self._optimizer.step(count)
+
+    def _flush(self) -> None:
+        """Makes all gradients of the step the parameters' own."""
+        if isinstance(self._forward, TrainDecoder):
+            self._forward.flush()
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> Ragged:
@@ -78,14 +99,14 @@ class TorchBackend:
 
     def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
         groups: list[Group] = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
-        for part in plan(groups, self._config.train.max_tokens_per_micro_batch):
+        budget = self._config.train.max_tokens_per_micro_batch
+        for part in plan(groups, min(budget, _CPU_TOKENS) if self.device.type == "cpu" else budget):
             yield pack(batch.tokens, batch.loss_mask, part)
 
     def _logprobs(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs `[S]` and entropies `[S]` of a micro-batch's trained tokens."""
         device = self.device
-        ids, positions = torch.from_numpy(micro.ids).to(device), torch.from_numpy(micro.positions).to(device)
-        hidden = self._forward.hidden(ids, positions, PackedAttention(micro, device))
+        hidden = self._hidden(micro)
         places, rows = np.unique(micro.sources, return_inverse=True)
         targets = torch.from_numpy(micro.target_ids).to(device)
         return token_logprobs(
