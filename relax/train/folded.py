@@ -38,9 +38,8 @@ class FoldedLayer:
         self._layer, self.head_dim, self._num_heads, self._num_kv = layer, head_dim, num_heads, num_kv_heads
         self.eps_1, self.eps_2 = layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon
         self._qkv, self._gate_up = (at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj)
-        self._norms = (at.q_norm, at.k_norm) if hasattr(at, "q_norm") else ()
+        self._norms: tuple[Any, ...] = (at.q_norm, at.k_norm) if hasattr(at, "q_norm") else ()
         self.eps_qk = self._norms[0].variance_epsilon if self._norms else 0.0
-        self.sources: list[nn.Parameter] = list(layer.parameters())
         self._order = torch.arange(head_dim).view(2, -1).t().reshape(-1)
         self.fold()
         self.qkv_sums = GradientSums(self.qkv, self.qkv_bias is not None)

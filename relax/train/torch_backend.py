@@ -79,7 +79,14 @@ class TorchBackend:
         """One optimizer step over everything since the last one."""
         count, self._count = self._count, 0.0
         self._flush()
-        return self._optimizer.step(count)
+        result = self._optimizer.step(count)
+        self._weights_changed()
+        return result
+
+    def _weights_changed(self) -> None:
+        """The training pass keeps copies of the weights: every writer says when they are out of date."""
+        if isinstance(self._forward, TrainDecoder):
+            self._forward.weights_changed()
 
     def _flush(self) -> None:
         """Makes all gradients of the step the parameters' own."""
@@ -172,27 +179,36 @@ class TorchBackend:
                 raise WeightSyncError(f"{name}: published with shape {tuple(given[name].shape)}, wanted {tuple(tensor.shape)}")
         before = {name: tensor.clone() for name, tensor in own.items()}
         _copy(given, own)
+        self._weights_changed()
         found = self._canary_logprobs(np.asarray(manifest.canary_tokens, np.int32))
         difference = float(np.max(np.abs(np.subtract(found, manifest.canary_logprobs))))
         if not difference <= _CANARY_TOLERANCE[self._config.model.dtype]:
             _copy(before, own)
+            self._weights_changed()
             raise WeightSyncError(f"version {manifest.version}: the canary's log-probs differ by {difference:.4g}")
         self._optimizer.reload()
         return difference
 
     # -- files --------------------------------------------------------------------------------------------------------
     def save(self, folder: Path) -> None:
-        """Weights as safetensors; optimizer, schedule and random state beside them. Needs a finished step."""
+        """Weights as safetensors; optimizer, schedule and random state beside them. Call it between two steps.
+
+        Raises `CheckpointError` when the disk does not take it.
+        """
         # here, since safetensors' torch part is only for this
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         assert self._count == 0, "save between two steps: gathered gradients are not part of a checkpoint"
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in self.weights().items()}, folder / _WEIGHTS_FILE)
         state = {"optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda_rng"] = torch.cuda.get_rng_state(self.device)
-        torch.save(state, folder / _STATE_FILE)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file({name: tensor.contiguous() for name, tensor in self.weights().items()}, folder / _WEIGHTS_FILE)
+            torch.save(state, folder / _STATE_FILE)
+        except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own words for a full disk
+            raise CheckpointError(f"{folder}: cannot be written: {error}") from error
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -210,6 +226,7 @@ class TorchBackend:
         if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
             raise CheckpointError(f"{folder}: its tensors are not those of model.path = {self._config.model.path!r}")
         _copy(saved, own)
+        self._weights_changed()
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and "cuda_rng" in state:
