@@ -27,7 +27,7 @@ class TrainDecoder(FusedForward):
         self._layers = [
             FoldedLayer(layer, self.num_heads, self.num_kv_heads, self.head_dim) for layer in self.model.model.layers
         ]
-        self._versions: tuple[int, ...] = ()
+        self._is_folded = True
 
     def hidden_packed(self, ids: Tensor, positions: Tensor, attention: PackedAttention) -> Tensor:
         """`ids [T]`, `positions [T]` -> `[T, d]` after the final norm, with a graph where gradients are enabled."""
@@ -46,11 +46,14 @@ class TrainDecoder(FusedForward):
         return F.rms_norm(x, x.shape[-1:], body.norm.weight, body.norm.variance_epsilon)
 
     def _refresh(self) -> None:
-        versions = tuple(p._version for layer in self._layers for p in layer.sources)
-        if versions != self._versions:
+        if not self._is_folded:
             for layer in self._layers:
                 layer.fold()
-            self._versions = versions
+            self._is_folded = True
+
+    def weights_changed(self) -> None:
+        """Says that the model's weights were written to. The version counters of tensors do not: fused optimizers skip them."""
+        self._is_folded = False
 
     def flush(self) -> None:
         """Adds the gradients gathered since the last call to the parameters' own."""

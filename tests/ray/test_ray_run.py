@@ -156,3 +156,37 @@ def test_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp
             status = json.load(answer)
         assert status["role"] == "actor"
         assert status["step"] >= 1
+
+
+@pytest.mark.slow
+def test_a_run_joins_a_cluster_and_leaves_it_running(run_file: RunFile, tmp_path: Path) -> None:
+
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", _CLUSTER, str(tmp_path / "address")], start_new_session=True, stdin=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "address").exists():
+            assert cluster.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        address = (tmp_path / "address").read_text()
+        with training(run_file("ray"), f"run.ray_address={address}", cwd=tmp_path) as process:
+            out, _ = process.communicate(timeout=150)
+            assert process.returncode == 0, out
+        assert len(rows(tmp_path / "runs" / "letters")) == 6
+        assert cluster.poll() is None, "the cluster is not ours to stop"
+    finally:
+        cluster.communicate("stop\n", timeout=30)
+
+
+_CLUSTER = """
+import os, pathlib, sys
+import ray
+context = ray.init(address="local", num_cpus=4, include_dashboard=False)
+path = pathlib.Path(sys.argv[1])
+path.with_suffix(".new").write_text(context.address_info["gcs_address"])
+path.with_suffix(".new").rename(path)
+sys.stdin.readline()
+ray.shutdown()
+"""
