@@ -62,6 +62,10 @@ class CheckpointStore:
         complete = self._complete()
         return complete[-1] if complete else None
 
+    def all(self) -> dict[int, Path]:
+        """Path of every complete checkpoint by its step, oldest first."""
+        return dict(self._complete())
+
     def _complete(self) -> list[tuple[int, Path]]:
         """Oldest first; of one step, the one that was replaced before the one that replaced it."""
         paths = self._folder.iterdir() if self._folder.is_dir() else ()
