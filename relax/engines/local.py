@@ -25,7 +25,7 @@ from relax.engines.groups import Group
 from relax.engines.policy import Policy, pick_device
 from relax.engines.scheduler import Scheduler
 from relax.engines.stopping import StopStrings
-from relax.errors import EngineError
+from relax.errors import EngineError, ModelError
 from relax.types import Completion, GenerateRequest, WeightManifest
 
 log = logging.getLogger("relax.engines")
@@ -74,7 +74,10 @@ class LocalEngine:
         if not request.seeds:
             return []
         if request.sampling.stop:
-            await asyncio.to_thread(self._stop_strings.prepare)
+            try:
+                await asyncio.to_thread(self._stop_strings.prepare)
+            except ModelError as error:
+                raise RequestError(f"request {request.request_id!r}: {error}") from error
         group = Group(request, Future())
         self._live.add(request.request_id)
         try:

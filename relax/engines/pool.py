@@ -57,14 +57,19 @@ class EnginePool:
 
     async def _generate(self, request: GenerateRequest) -> list[Completion]:
         failed: set[Engine] = set()
-        pause_s, last = self._first_pause_s, EngineError("there is no engine")
-        for _ in range(self._max_attempts):
+        tries, pause_s, last = 0, self._first_pause_s, EngineError("there is no engine")
+        for _ in range(self._max_attempts + 1):
             if request.request_id in self._aborted:
                 return [_nothing() for _ in request.seeds]
+            if tries == self._max_attempts:
+                break
+            tries += 1
             engine = self._least_loaded(failed)
             if engine is None:
                 await self._pause(pause_s)
                 pause_s, failed = min(2 * pause_s, _LONGEST_PAUSE_S), set()
+                engine = self._least_loaded(failed)
+            if engine is None or request.request_id in self._aborted:
                 continue
             try:
                 return await self._generate_on(engine, request)

@@ -118,12 +118,12 @@ class Rows:
         found = self._stop_strings.found(tails, stops) if offsets else []
         return [i for i, is_found in zip(offsets, found, strict=True) if is_found]
 
-    def finish(self, row: int, reason: FinishReason) -> None:
-        """Hands the row's completion to its group. The row stays until `remove`."""
+    def completion(self, row: int, reason: FinishReason) -> tuple[Group, int, Completion]:
+        """What the row has come to, and whose it is: its group and the index of its seed there."""
         end = int(self.count[row])
         segments = [segment for segment in self._segments[row] if segment.start < end]
         completion = Completion(self._tokens[row, :end].copy(), self._logprobs[row, :end].copy(), tuple(segments), reason)
-        self.groups[row].finish(self._indices[row], completion)
+        return self.groups[row], self._indices[row], completion
 
     def remove(self, gone: set[int]) -> tuple[list[int], list[int]]:
         """Takes rows out; the last ones move into the holes. Returns which rows moved, and where to."""

@@ -225,12 +225,13 @@ class Scheduler:
     def _leave(self, ended: dict[int, FinishReason]) -> None:
         if not ended:
             return
-        for row, reason in ended.items():
-            self._rows.finish(row, reason)
+        finished = [self._rows.completion(row, reason) for row, reason in ended.items()]
         longest = int(self._rows.positions.max()) + 1
         sources, targets = self._rows.remove(set(ended))
         if sources and self._cache is not None:
             self._cache.move(self._send(np.array(sources)), self._send(np.array(targets)), min(longest, self._cache.num_tokens))
+        for group, index, completion in finished:  # last, so that who is told finds the slots free
+            group.finish(index, completion)
 
     def _send(self, column: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(column).to(self._policy.device)

@@ -1,12 +1,14 @@
 """Stop strings: text that ends a completion, wherever the token boundaries fall."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from relax.config.model import ModelConfig
 from relax.errors import ModelError
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _MARGIN = 4  # tokens before the longest match, so that a character's first bytes are not cut off
 
 
@@ -26,10 +28,15 @@ class StopStrings:
             # here, since importing transformers takes seconds, and most runs stop at tokens alone
             from transformers import AutoTokenizer
 
+            folder = Path(self._folder)
+            if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make an empty one
+                raise ModelError(f"stop strings need a tokenizer, and {self._folder!r} has none ({_TOKENIZER_FILES[0]})")
             try:
                 self._tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=self._trust)
             except (OSError, ValueError, ImportError) as error:
-                raise ModelError(f"stop strings need a tokenizer, and {self._folder!r} has none that loads: {error}") from error
+                raise ModelError(
+                    f"stop strings need a tokenizer, and {self._folder!r} holds one that does not load: {error}"
+                ) from error
 
     @staticmethod
     def window(stops: Sequence[str]) -> int:
