@@ -45,7 +45,7 @@ class PPOClip:
         self._add_entropy(out, tokens)
         out.sums["loss"] = (out.total.detach(), count)
         _ratio_metrics(out, ratio.detach(), advantages, config)
-        trainer = logprobs.detach() if tokens.old is None else tokens.old
+        trainer = old if config.old_logprobs == "recompute" else logprobs.detach()
         if tokens.rollout is not None:
             _mismatch_metrics(out, trainer, tokens.rollout)
         return out

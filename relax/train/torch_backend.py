@@ -88,6 +88,11 @@ class TorchBackend:
         if isinstance(self._forward, TrainDecoder):
             self._forward.weights_changed()
 
+    def gradients(self) -> Mapping[str, Tensor]:
+        """The gradients of sums gathered so far in this step, by Hugging Face name: not divided by any count."""
+        self._flush()
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
     def _flush(self) -> None:
         """Makes all gradients of the step the parameters' own."""
         if isinstance(self._forward, TrainDecoder):
