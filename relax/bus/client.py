@@ -48,6 +48,7 @@ class BusClient:
         self._numbers = itertools.count(NOTICE + 1)
         self._pending: dict[int, asyncio.Future[tuple[Any, bytes]]] = {}
         self._arena = ArenaView()
+        self._spare: list[Any] | None = None  # a block of the core's memory that is ours to write
         self._gone: BusGone | None = None
         self._incarnation = -1
         self._silent_beats = 0
@@ -85,13 +86,17 @@ class BusClient:
         if known is not None:
             return known
         left = max(0.0, wait_s - (asyncio.get_running_loop().time() - start))
-        row_ids, _ = await self._call("put_group", {"issue": issue, "columns": packed, "block": block}, beside, wait_s=left)
+        arguments = {"issue": issue, "columns": packed, "block": block}
+        (row_ids, spare), _ = await self._call("put_group", arguments, beside, wait_s=left)
+        self._spare = spare or self._spare
         return list(row_ids)
 
     async def write(self, row_ids: Sequence[int], columns: Mapping[str, Column]) -> None:
         packed, payload = _pack("write", columns)
         _, block, beside = await self._share(payload, None, 0.0)
-        await self._call("write", {"row_ids": list(row_ids), "columns": packed, "block": block}, beside)
+        arguments = {"row_ids": list(row_ids), "columns": packed, "block": block}
+        spare, _ = await self._call("write", arguments, beside)
+        self._spare = spare or self._spare
 
     async def claim(
         self,
@@ -255,12 +260,16 @@ class BusClient:
         (row ids, None, b"") when the issue was put already."""
         if payload.size <= INLINE_LIMIT:
             return None, None, payload.join()
-        answer, _ = await self._call("extent", {"size": payload.size, "issue": issue}, wait_s=wait_s)
-        if answer[0] is not None:
-            return list(answer[0]), None, b""
-        _, block, path, offset = answer
-        payload.write(self._arena.view(path, offset, payload.size))
-        return None, block, b""
+        block, self._spare = self._spare, None
+        if block is None or not payload.size <= block[1] <= 2 * payload.size:
+            if block is not None:
+                await self._call("forget", {"block": block[0]})
+            (known, block), _ = await self._call("extent", {"size": payload.size, "issue": issue}, wait_s=wait_s)
+            if known is not None:
+                return list(known), None, b""
+        key, size, path, offset = block
+        payload.write(self._arena.view(path, offset, size))
+        return None, key, b""
 
 
 def _pack(where: str, columns: Mapping[str, Column]) -> tuple[dict[str, Any], Payload]:

@@ -13,7 +13,7 @@ from relax.bus.core import Core, rows_and_groups
 from relax.bus.groups import Group
 from relax.bus.packing import Bytes, pack, unpack
 from relax.bus.sessions import Session
-from relax.bus.wire import Outbox, part
+from relax.bus.wire import SPARE_LIMIT, Outbox, part
 from relax.errors import BusError
 from relax.types import Column, Ragged, WeightManifest
 
@@ -38,6 +38,7 @@ class Operations:
             name: getattr(self, f"_{name}")
             for name in (
                 *("forfeit", "write", "ack", "release", "drop", "subscribe", "unsubscribe"),
+                "forget",
                 *("announce", "acknowledge", "reject", "emit", "stats"),
             )
         }
@@ -63,10 +64,26 @@ class Operations:
         known = None if issue is None else await self._core.reserve(issue, size, wait_s)
         if known is not None:
             return [known], b""
+        block = self._block(session, size)
+        session.can_undo(number, lambda: session.forget(block[0]))
+        return [None, block], b""
+
+    def _block(self, session: Session, size: int) -> list[Any]:
+        """A block for the client to write into: [key, size, path of its file, offset]."""
         block = self._arena.allocate(size)
-        key = session.keep(block)
-        session.can_undo(number, lambda: session.forget(key))
-        return [None, key, self._arena.paths[block.location.segment], block.location.offset], b""
+        return [session.keep(block), size, self._arena.paths[block.location.segment], block.location.offset]
+
+    def _spare(self, session: Session, size: int) -> list[Any] | None:
+        """A block for the client's next payload, which saves it a call; each client has one at most."""
+        if not 0 < size <= SPARE_LIMIT or session.spare in session.blocks:
+            return None
+        block = self._block(session, size)
+        session.spare = block[0]
+        return block
+
+    async def _forget(self, session: Session, number: int, payload: bytes, block: int) -> Answer:
+        session.forget(block)
+        return _NOTHING
 
     async def _put_group(
         self,
@@ -78,15 +95,17 @@ class Operations:
         block: int | None,
         wait_s: float,
     ) -> Answer:
+        size = session.size_of(block)
         row_ids = await self._core.put_group(issue, self._unpack(session, payload, columns, block), wait_s)
         session.tickets.discard(issue)
-        return row_ids, b""
+        return [row_ids, self._spare(session, size)], b""
 
     async def _write(
         self, session: Session, number: int, payload: bytes, row_ids: list[int], columns: dict[str, Any], block: int | None
     ) -> Answer:
+        size = session.size_of(block)
         await self._core.write(row_ids, self._unpack(session, payload, columns, block))
-        return _NOTHING
+        return self._spare(session, size), b""
 
     async def _claim(
         self,

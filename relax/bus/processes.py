@@ -22,6 +22,7 @@ class ProcessId(NamedTuple):
 
 
 def this_process() -> ProcessId:
+    """The process that asks."""
     start = _start_of(os.getpid())
     assert start is not None, "this process runs"
     return ProcessId(os.getpid(), start)

@@ -24,6 +24,7 @@ class Session:
         self.tickets: set[int] = set()
         self.subscriptions: set[str] = set()
         self.blocks: dict[int, Block] = {}
+        self.spare = 0  # key of the block that was handed out ahead of a payload
         self._next_block = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._undo: OrderedDict[int, Callable[[], None]] = OrderedDict()
@@ -66,6 +67,10 @@ class Session:
         self._next_block += 1
         self.blocks[self._next_block] = block
         return self._next_block
+
+    def size_of(self, key: int | None) -> int:
+        """Bytes of a block that this client has; 0 for none."""
+        return len(self.blocks[key]) if key is not None and key in self.blocks else 0
 
     def forget(self, key: int) -> None:
         self.blocks.pop(key, None)

@@ -21,6 +21,7 @@ from relax.errors import BusError, RelaxError, WaitTimeout
 
 INLINE = -1
 INLINE_LIMIT = 16 << 10  # bytes; larger payloads go through the arena
+SPARE_LIMIT = 16 << 20  # bytes; beyond it a call more costs nothing beside the copy
 NOTICE = 0  # the number of a message that answers no request
 _ALIGN = 64  # bytes; a cache line
 _BURST = 64  # messages handled before the loop's other work gets its turn
@@ -124,6 +125,7 @@ class Channel:
 
 
 def encode(*parts: Any) -> bytes:
+    """A header of these parts; raises `TypeError` or `OverflowError` for values that are not JSON's."""
     return encode_json(parts)
 
 
@@ -145,6 +147,7 @@ def encode_error(error: RelaxError) -> list[Any]:
 
 
 def decode_error(encoded: list[Any]) -> RelaxError:
+    """The error of `encode_error`, of the same class; a `BusError` for a class that is not known here."""
     name, arguments = encoded
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, RelaxError):
