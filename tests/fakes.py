@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relax.engines.engine import EngineStats
+from relax.engines.engine import EngineStats, RequestError
 from relax.errors import EngineError, WeightSyncError
 from relax.train.backend import StepSums, TrainBatch
 from relax.types import Completion, FinishReason, GenerateRequest, Ragged, VersionSegment, WeightManifest
@@ -32,7 +32,7 @@ class FakeEngine:
             raise EngineError("no weights loaded")
         if self.fail_next:
             self.fail_next -= 1
-            raise EngineError("the fake engine was told to fail")
+            raise RequestError("the fake engine was told to fail")
         self.requests.append(request.request_id)
         return await asyncio.gather(*(self._complete(seed, request.sampling.max_new_tokens) for seed in request.seeds))
 

@@ -28,6 +28,7 @@ from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
 from relax.types import Column, Outcome, Ragged, Sample, Sampling
 
+_REPORT_S = 0.2  # totals are sent this often at most, and every so often while groups come
 _HEARTBEAT_S = 1.0
 
 
@@ -42,6 +43,7 @@ class Rollout(Role):
         self._failed_in_a_row = 0
         self._filtered_in_a_row = 0
         self._first_error: str | None = None
+        self._reported = 0.0
         self._recorded: Counter[int] = Counter()
         self._rewards: RewardPool | None = None
         self._source: PromptSource | None = None
@@ -172,6 +174,8 @@ class Rollout(Role):
         await self._record(ticket, kept)
         await self._put(issue, kept)
         self.counts["groups"] += 1
+        if asyncio.get_running_loop().time() - self._reported >= _REPORT_S:
+            await self._report()
 
     async def _put(self, issue: int, samples: Sequence[Sample]) -> None:
         columns = to_columns(samples)
@@ -219,6 +223,7 @@ class Rollout(Role):
                 return
 
     async def _report(self) -> None:
+        self._reported = asyncio.get_running_loop().time()
         await self.bus.emit({"kind": "rollout", "counts": dict(self.counts), "waited_s": self.waited_s})
 
     def status(self) -> dict[str, Any]:
