@@ -18,6 +18,7 @@ from relax.config.run import RunConfig
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _HISTORY = 48
 _NOTES = 3
+_NOTE_SHOWN_S = 60.0
 _REFRESH_PER_S = 4
 _SHOWN_WAIT_S = 0.5
 # Waits that are the normal state of those who follow along; they say nothing about who holds up whom.
@@ -71,7 +72,7 @@ class Progress:
         self._step_s: deque[float] = deque(maxlen=20)
         self._evaluations: list[tuple[int, float]] = []
         self._stats: Mapping[str, Any] = {}
-        self._notes: deque[str] = deque(maxlen=_NOTES)
+        self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
 
     def __enter__(self) -> "Progress":
         self._started = time.monotonic()
@@ -110,8 +111,8 @@ class Progress:
         self._stats = stats
 
     def note(self, text: str) -> None:
-        """Shows a line that is not about one step: what is being done, a warning, a restart."""
-        self._notes.append(text)
+        """Shows a line that is not about one step: what is being done, a warning. In the live display for a while."""
+        self._notes.append((time.monotonic(), text))
         if not self._is_live:
             self._console.print(text, soft_wrap=True, markup=False)
 
@@ -126,7 +127,9 @@ class Progress:
         run = self._config.run
         title = Text.assemble((run.name, "bold"), f" · {self._config.algorithm.type} · {self._config.model.path}")
         parts: list[RenderableType] = [self._bar(), grid]
-        parts += [Text(note, style="yellow", overflow="ellipsis", no_wrap=True) for note in self._notes]
+        since = time.monotonic() - _NOTE_SHOWN_S
+        notes = [text for when, text in list(self._notes) if when >= since]
+        parts += [Text(note, style="yellow", overflow="ellipsis", no_wrap=True) for note in notes]
         return Panel(Group(*parts), title=title, title_align="left", border_style="blue", padding=(0, 1))
 
     def _bar(self) -> RenderableType:

@@ -6,6 +6,7 @@ another in the order given, each at a multiple of `ALIGNMENT`; names that share 
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from relax.errors import WeightSyncError
@@ -24,7 +25,7 @@ def lay_out(weights: Mapping[str, "Tensor"]) -> tuple[dict[str, tuple[str, tuple
     placed: dict[tuple[object, ...], int] = {}
     end = 0
     for name, tensor in weights.items():
-        kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        kind, shape = _name(tensor.dtype), tuple(tensor.shape)
         identity = (tensor.device, tensor.data_ptr(), kind, shape, tensor.stride())
         if tensor.numel() and identity in placed:
             table[name] = (kind, shape, placed[identity])
@@ -51,6 +52,11 @@ def views(buffer: "Tensor", table: Table) -> dict[str, "Tensor"]:
             )
         found[name] = buffer[offset : offset + size].view(element).view(shape)
     return found
+
+
+@cache
+def _name(element: "dtype") -> str:
+    return str(element).removeprefix("torch.")
 
 
 def _dtype(name: str, kind: str) -> "dtype":

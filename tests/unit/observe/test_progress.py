@@ -1,4 +1,5 @@
 import io
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,18 @@ def test_calls_outside_the_context_are_safe(config, row):
 def test_a_note_is_never_taken_for_markup(config):
     assert "[bold]x[/nonsense]" in shown(config, is_terminal=False, act=lambda p: p.note("[bold]x[/nonsense]"))
     assert "[bold]x[/nonsense]" in shown(config, is_terminal=True, act=lambda p: p.note("[bold]x[/nonsense]"))
+
+
+def test_an_old_note_leaves_the_live_display(config, monkeypatch):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, record=True)
+    progress = Progress(config, console)
+    progress.note("something happened")
+    console.print(progress.render())
+    assert "something happened" in console.export_text()
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    console.print(progress.render())
+    assert "something happened" not in console.export_text()
 
 
 def test_waits_are_in_order_and_those_that_only_follow_along_are_left_out():
