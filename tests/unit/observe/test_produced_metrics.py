@@ -1,0 +1,65 @@
+"""The table of metrics against those who produce them: no name is recorded that the page does not explain, nor the reverse."""
+
+from collections import Counter
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+
+from relax.algorithms.objective import TrainedTokens
+from relax.algorithms.ppo_clip import PPOClip
+from relax.bus.transfer_queue import Lease
+from relax.config.algorithm import GRPOConfig
+from relax.control.step_row import StepRow
+from relax.observe.metrics import METRICS, describe
+from relax.roles.evaluation import summarise
+from relax.roles.step_metrics import StepMetrics
+from relax.train.backend import StepSums
+from relax.types import Outcome, Ragged, Sample, VersionSegment
+
+ROLLOUT_COUNTS = Counter({"groups": 2, "groups/failed": 1, "groups/filtered": 1, "outcome/ok": 3, "tokens/generated": 9})
+OPTIMIZER = {"grad_norm": 1.0, "lr": 1e-3, "skipped": 0.0}
+PUBLICATION = {"publish/snapshot_s", "publish/digest_s", "publish/bytes", "publish/buffers"}
+
+
+def objective_metrics():
+    """Those of an objective with everything switched on."""
+    torch.set_num_threads(1)
+    values = torch.tensor([-0.5, -1.0, -0.2])
+    tokens = TrainedTokens(
+        values.clone().requires_grad_(), torch.tensor([0, 0, 1]), 2,
+        advantages=torch.tensor([1.0, 1.0, -1.0]), rollout=values, old=values, ref=values, entropy=values.neg(),
+    )  # fmt: skip
+    out = PPOClip(GRPOConfig.model_validate({"kl": {"coef": 0.1}}), 8)(tokens)
+    sums = StepSums()
+    sums.sums = {name: (float(total), count) for name, (total, count) in out.sums.items()}
+    sums.maxima = {name: float(value) for name, value in out.maxima.items()}
+    return sums
+
+
+def step_row():
+    metrics = StepMetrics(3, started=0.0)
+    mask = Ragged.pack([np.array([0, 1, 1], np.uint8), np.array([0, 1], np.uint8)])
+    columns = {"loss_mask": mask, "reward": np.array([1.0, 0.0]), "versions": np.array([2, 3]), "outcome": ["ok", "truncated"]}
+    metrics.add_lease(Lease("l", "actor", (0, 1), (0, 0), columns, 1.0))
+    metrics.sums = objective_metrics()
+    row = StepRow()
+    row.rollout({"counts": ROLLOUT_COUNTS, "waited_s": 1.0})
+    return row.finish(metrics.finish(OPTIMIZER, now=2.0), now=2.0)
+
+
+def evaluation():
+    mask = np.array([0, 1], np.uint8)
+    samples = [
+        Sample(
+            0, index, np.array([1, 2], np.int32), mask, np.zeros(2, np.float32), (VersionSegment(3, 2),), Outcome.OK, reward=1.0
+        )
+        for index in range(2)
+    ]
+    return summarise(3, [samples, None])
+
+
+def test_every_recorded_metric_is_explained_and_every_explained_one_is_recorded():
+    produced = {*step_row(), *evaluation(), *PUBLICATION}
+    assert sorted(name for name in produced if describe(name) is None) == []
+    assert sorted(m.name for m in METRICS if not any(fnmatchcase(name, m.name) for name in produced)) == []
