@@ -17,6 +17,7 @@ from relax.config.run import RunConfig
 from relax.errors import ConfigError, RoleError
 from relax.roles.serve import namespace, role_target, start_bus, start_engine
 from relax.roles.topology import RoleSpec, engine_names, role_specs
+from relax.weights.shared_memory import cleanup_stale
 
 _OBJECT_STORE_BYTES = 128 << 20  # data travels through the transfer queue's arena, not through Ray's store
 _STOP_S = 8.0
@@ -125,6 +126,7 @@ class RayRuntime:
         except TimeoutError:
             pass  # what does not stop by itself ends with its process
         await asyncio.to_thread(self._shutdown)
+        cleanup_stale()
 
     def _shutdown(self) -> None:
         if not ray.is_initialized():

@@ -84,6 +84,8 @@ class Controller:
         elif kind == "rollout":
             if self._row.rollout(event):
                 self._last_progress = time.monotonic()
+        elif kind == "publication":
+            self._row.publication(event)
         elif kind == "samples":
             self.recorder.samples(int(event["step"]) + 1, event["rows"])
         elif kind == "eval":
@@ -133,6 +135,7 @@ class Controller:
                 )
             stats = await self.runtime.bus.stats()
             self.progress.stats(stats)
+            self.recorder.stats(stats)
             stalled_s = time.monotonic() - self._last_progress
             if stalled_s > limit:
                 doing = "; ".join(f"{name}: {status.get('activity')}" for name, status in roles.items())

@@ -11,6 +11,7 @@ class StepRow:
         self._started = 0.0
         self._totals: dict[str, float] = {}
         self._at_last_step: dict[str, float] = {}
+        self._publication: dict[str, Any] = {}
 
     def begin(self, now: float) -> None:
         """Time zero of `time_s`."""
@@ -23,11 +24,17 @@ class StepRow:
         self._totals = totals
         return moved
 
+    def publication(self, event: Mapping[str, Any]) -> None:
+        """Takes what a publication took; it is shown in the row of the step that ends next."""
+        self._publication = {name: value for name, value in event.items() if name.startswith("publish/")}
+
     def finish(self, metrics: Mapping[str, Any], now: float) -> dict[str, Any]:
         """The step's row; totals not yet reported by the rollout fall into the next one."""
         row: dict[str, Any] = {"step": metrics["step"], "time_s": round(now - self._started, 3), **metrics}
         for name, total in self._totals.items():
             row[name] = total - self._at_last_step.get(name, 0.0)
+        row |= self._publication
+        self._publication = {}
         row.setdefault("tokens/generated", 0)
         row.setdefault("wait/rollout_s", 0.0)
         self._at_last_step = dict(self._totals)

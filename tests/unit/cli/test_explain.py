@@ -4,8 +4,8 @@ import pytest
 
 from relax.cli.explain import explain
 from relax.cli.memory import human_bytes, memory_bytes
-from relax.models.folder import read_model_folder
 from relax.config import load_config
+from relax.models.folder import read_model_folder
 
 
 def _lines(run, *overrides) -> dict[str, str]:
