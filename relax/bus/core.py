@@ -203,7 +203,10 @@ class Core:
     async def drop(self, row_ids: Sequence[int], reason: str) -> None:
         """Removes rows for good. A group that loses its last row gives its place to another prompt."""
         self.waits.check_open()
+        by_group: dict[Group, list[int]] = {}
         for group, positions in self.rows.find(row_ids):
+            by_group.setdefault(group, []).extend(positions)
+        for group, positions in by_group.items():
             if len(positions) < len(group.row_ids):
                 self.rows.shrink(group, positions)
                 self.claims.completed([group])

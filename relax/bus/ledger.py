@@ -38,7 +38,8 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self._db = sqlite3.connect(self.path, isolation_level="DEFERRED")
+            # may be made in one thread and used in the event loop of another, as in Ray's actors; never in two at once
+            self._db = sqlite3.connect(self.path, isolation_level="DEFERRED", check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.execute(_TABLE)

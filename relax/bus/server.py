@@ -88,13 +88,14 @@ class BusServer:
         identity, header, payload = frames[0], frames[1], frames[2] if len(frames) > 2 else b""
         try:
             number, incarnation, operation, arguments = decode(header)
-        except (BusError, ValueError) as error:
+            if operation == "hello":
+                self._greet(identity, number, arguments["name"], ProcessId(*arguments["process"]))
+                return
+        except (BusError, ValueError, TypeError, KeyError) as error:
             log.warning("a message was refused: %s", error)
             return
         session = self._sessions.get(identity)
-        if operation == "hello":
-            self._greet(identity, number, arguments)
-        elif incarnation != self.core.incarnation:
+        if incarnation != self.core.incarnation:
             self._fail(identity, number, StaleHandle("the transfer queue was restarted: connect again; old handles are void"))
         elif session is None:
             self._fail(identity, number, BusGone("this client was silent for too long and was taken for dead: connect again"))
@@ -102,9 +103,8 @@ class BusServer:
             session.heard()
             self._serve(session, number, operation, arguments, payload)
 
-    def _greet(self, identity: bytes, number: int, arguments: dict[str, Any]) -> None:
-        session = Session(self.core, identity, arguments["name"], ProcessId(*arguments["process"]))
-        self._sessions[identity] = session
+    def _greet(self, identity: bytes, number: int, name: str, process: ProcessId) -> None:
+        self._sessions[identity] = Session(self.core, identity, name, process)
         answer = {"incarnation": self.core.incarnation, "process": this_process(), "lease_s": self.core.limits.lease_s}
         self._reply(identity, number, answer)
 

@@ -58,9 +58,12 @@ class Places:
 
     def slack(self, step: int) -> int:
         """Places left up to and including `step`, less the groups that are due by then. Below 0: some would age out."""
-        places = (step - self.next_step + 1) * self.prompts_per_step
-        places -= sum(count for taken, count in self._taken.items() if taken <= step)
-        return places - sum(count for version, count in self._untaken.items() if version + self.max_staleness <= step)
+        due = sum(count for version, count in self._untaken.items() if version + self.max_staleness <= step)
+        return self._places_until(step) - due
+
+    def _places_until(self, step: int) -> int:
+        taken = sum(count for taken, count in self._taken.items() if taken <= step)
+        return (step - self.next_step + 1) * self.prompts_per_step - taken
 
     def may_take(self, step: int, version: int) -> bool:
         """Whether a group of this version may be consumed in `step` without any group ageing out."""
@@ -68,8 +71,15 @@ class Places:
         if due < step or self.free(step) < 1:
             return False
         # slack only falls where a group is due, so that these steps and `step` itself are the ones to look at
-        checks = {step, *(v + self.max_staleness for v in self._untaken)}
-        return all(self.slack(d) >= 1 for d in checks if step <= d < due)
+        waiting = sorted((v + self.max_staleness, count) for v, count in self._untaken.items())
+        num_due = index = 0
+        for until in [step, *(d for d, _ in waiting if step < d < due)] if step < due else []:
+            while index < len(waiting) and waiting[index][0] <= until:
+                num_due += waiting[index][1]
+                index += 1
+            if self._places_until(until) <= num_due:
+                return False
+        return True
 
     def takeable(self, present: Mapping[int, int]) -> int:
         """How many of the groups that are present (version -> count, without a place) the next step could consume now."""

@@ -120,7 +120,11 @@ class Channel:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(frames)
+            try:
+                self._on_message(frames)
+            except BaseException:
+                self._drain_soon()  # the socket will not signal again for what has come already
+                raise
         self._drain_soon()
 
 

@@ -246,6 +246,20 @@ async def test_what_is_left_of_a_group_is_whole(queue, ready, fill):
     assert [len(got.columns["tokens"][row]) for row in range(2)] == [3, 5]
 
 
+async def test_rows_of_several_groups_are_dropped_and_written_in_any_order(queue, ready, fill):
+    await ready(queue)
+    await fill(queue, 2, num_rows=3)
+    rows = (await queue.claim("critic", ("tokens",), num_groups=2, wait_s=1.0)).row_ids
+    await queue.drop([rows[0], rows[3], rows[1]], "poison")
+    left = [rows[5], rows[2], rows[4]]
+    await queue.write(left, {"score": np.array([5.0, 2.0, 4.0])})
+    got = await queue.claim("actor", ("score",), num_groups=2, wait_s=1.0)
+    assert got.row_ids == (rows[2], rows[4], rows[5])
+    assert got.columns["score"].tolist() == [2.0, 4.0, 5.0]
+    with pytest.raises(BusError, match="named twice"):
+        await queue.drop([rows[2], rows[2]], "poison")
+
+
 async def test_events_are_numbered_and_wait(queue):
     waiting = asyncio.create_task(queue.events(0, 5.0))
     await asyncio.sleep(0.02)
