@@ -75,6 +75,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def start_recomputing(model: Any) -> None:
+    """Turns on transformers' recomputation of activations, which works in training mode only: so dropout goes."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
 def named_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers by Hugging Face name; a tensor that has several names under the first one only."""
     names = set(model.state_dict().keys())

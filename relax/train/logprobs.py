@@ -29,9 +29,10 @@ def token_logprobs(
     *,
     temperature: float,
     chunk: int,
+    with_entropy: bool = True,
     entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Log-probs `[S]` of `targets [S]`, and entropies `[S]` of the distributions that they were drawn from.
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs `[S]` of `targets [S]`, and entropies `[S]` of the distributions that they were drawn from, unless unwanted.
 
     `hidden [U, d]`; `head`: weight `[V, d]` and bias `[V]` or none; `rows [S]` names the hidden state of each target (several
     may share one), default one each. `chunk`: rows of probabilities held at once. Results are float32 (float64 from float64).
@@ -44,8 +45,9 @@ def token_logprobs(
     if rows is None:
         rows = torch.arange(len(targets), device=targets.device)
     apply: Any = _TokenLogprobs.apply
-    logprobs, entropy = apply(hidden, weight, rows, targets, 1.0 / temperature, chunk, entropy_gradient)
-    return logprobs, entropy[rows]
+    mixes = with_entropy or torch.is_grad_enabled()
+    logprobs, entropy = apply(hidden, weight, rows, targets, 1.0 / temperature, chunk, entropy_gradient, mixes)
+    return logprobs, entropy[rows] if with_entropy else None
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -53,10 +55,10 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
-        scale, chunk, entropy_gradient = options
+        scale, chunk, entropy_gradient, mixes = options
         wide = torch.promote_types(hidden.dtype, torch.float32)
         log_sums, chosen = hidden.new_empty(len(hidden), dtype=wide), hidden.new_empty(len(targets), dtype=wide)
-        mixed = torch.empty_like(hidden)
+        mixed = torch.empty_like(hidden) if mixes else torch.zeros_like(hidden)
         spans = list(_blocks(len(hidden), len(weight), chunk, hidden.device))
         by_row = torch.argsort(rows, stable=True)
         edges = torch.tensor([start for start, _ in spans] + [len(hidden)], device=rows.device)
@@ -69,7 +71,8 @@ class _TokenLogprobs(torch.autograd.Function):
             mine = by_row[first:last]
             chosen[mine] = z[rows[mine] - start, targets[mine]]
             log_sums[start:end] = _softmax(z, p)
-            torch.mm(p, weight, out=mixed[start:end])
+            if mixes:
+                torch.mm(p, weight, out=mixed[start:end])
         entropy = log_sums - scale * (hidden.to(wide) * mixed.to(wide)).sum(-1)
         ctx.save_for_backward(hidden, weight, rows, targets, log_sums, mixed, entropy, held if len(hidden) <= chunk else None)
         ctx.scale, ctx.chunk = scale, chunk
@@ -102,7 +105,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 d_logits = (logprobs + entropy[span, None]).mul_(logprobs.exp_()).mul_(-of_entropy[span, None]).to(weight.dtype)
                 d_weight.addmm_(d_logits.t(), hidden[span])
                 d_hidden[span].add_(d_logits @ weight)
-        return d_hidden.mul_(ctx.scale).to(hidden.dtype), d_weight.mul_(ctx.scale), None, None, None, None, None
+        return d_hidden.mul_(ctx.scale).to(hidden.dtype), d_weight.mul_(ctx.scale), None, None, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, scale: float, out: Tensor) -> Tensor:

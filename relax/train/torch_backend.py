@@ -24,7 +24,7 @@ from relax.models.causal_lm import FlatForward, FusedForward, make_forward
 from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
 from relax.train.decoder import TrainDecoder
-from relax.train.loading import load_model, named_weights, pick_device, tokenizer_folder
+from relax.train.loading import load_model, named_weights, pick_device, start_recomputing, tokenizer_folder
 from relax.train.logprobs import token_logprobs
 from relax.train.optimizer import Optimizer
 from relax.types import Ragged, WeightManifest
@@ -44,14 +44,17 @@ class TorchBackend:
         self.device = pick_device(backend.device)
         torch.set_num_threads(backend.num_threads)
         self.model = load_model(config.model, self.device)
-        self.model.train()
         self._forward = self._make_forward()
         self._objective = objective or make_objective(config.algorithm, length_budget=config.rollout.max_new_tokens)
         self._optimizer = Optimizer(list(self.model.parameters()), config.train)
         self._count = 0.0
 
     def _make_forward(self) -> FlatForward:
-        forward = make_forward(self.model, use_fused=self._config.train.backend.use_fused_forward)
+        backend, recompute = self._config.train.backend, self._config.train.backend.gradient_checkpointing
+        self.model.eval()  # no dropout: the policy that is trained is the one that sampled
+        if recompute:
+            start_recomputing(self.model)
+        forward = make_forward(self.model, use_fused=backend.use_fused_forward and not recompute)
         wide = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
         return TrainDecoder(self.model) if isinstance(forward, FusedForward) and wide and self.device.type == "cpu" else forward
 
@@ -67,13 +70,32 @@ class TorchBackend:
     def forward_backward(self, batch: TrainBatch) -> StepSums:
         """Adds the gradients of the objective's sums over `batch`; a step may take any number of calls."""
         sums = StepSums()
-        for micro in self._micro_batches(batch):
+        learning, silent = self._groups(batch)
+        for micro in self._micro_batches(batch, learning):
             loss = self._objective(self._trained_tokens(batch, micro))
             torch.autograd.backward(loss.total)
             self._optimizer.gather()
             self._count += loss.count
             sums.add(_read(loss))
+        with torch.no_grad():
+            for micro in self._micro_batches(batch, silent):
+                loss = self._objective(self._trained_tokens(batch, micro))
+                self._count += loss.count
+                sums.add(_read(loss))
         return sums
+
+    def _groups(self, batch: TrainBatch) -> tuple[list[Group], list[Group]]:
+        """Groups with a gradient, and those that the objective has none for: these count, but need no backward pass."""
+        groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+        if batch.advantages is None or not self._objective.zero_without_advantage:
+            return groups, []
+        speaks = (batch.loss_mask.values != 0) & (batch.advantages.values != 0)
+        before = np.concatenate(([0], np.cumsum(speaks)))[batch.tokens.offsets]
+        parts: tuple[list[Group], list[Group]] = ([], [])
+        for group in groups:
+            is_silent = all(before[segment.row] == before[segment.row + 1] for segment in group.segments)
+            parts[is_silent].append(group)
+        return parts
 
     def finish_step(self) -> dict[str, float]:
         """One optimizer step over everything since the last one."""
@@ -105,18 +127,17 @@ class TorchBackend:
 
     def _score(self, batch: TrainBatch, temperature: float) -> Ragged:
         values = np.zeros(len(batch.tokens.values), np.float32)
-        for micro in self._micro_batches(batch):
-            values[micro.targets] = self._logprobs(micro, temperature)[0].cpu().numpy()
+        for micro in self._micro_batches(batch, find_groups(batch.tokens, batch.loss_mask, batch.group_ids)):
+            values[micro.targets] = self._logprobs(micro, temperature, with_entropy=False)[0].cpu().numpy()
         return Ragged(values, batch.tokens.offsets)
 
-    def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
-        groups: list[Group] = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+    def _micro_batches(self, batch: TrainBatch, groups: list[Group]) -> Iterator[MicroBatch]:
         budget = self._config.train.max_tokens_per_micro_batch
         for part in plan(groups, min(budget, _CPU_TOKENS) if self.device.type == "cpu" else budget):
             yield pack(batch.tokens, batch.loss_mask, part)
 
-    def _logprobs(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs `[S]` and entropies `[S]` of a micro-batch's trained tokens."""
+    def _logprobs(self, micro: MicroBatch, temperature: float, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Log-probs `[S]` and, if wanted, entropies `[S]` of a micro-batch's trained tokens."""
         device = self.device
         hidden = self._hidden(micro)
         places, rows = np.unique(micro.sources, return_inverse=True)
@@ -128,6 +149,7 @@ class TorchBackend:
             torch.from_numpy(rows.reshape(-1)).to(device),
             temperature=temperature,
             chunk=self._config.train.logprob_chunk,
+            with_entropy=with_entropy,
             entropy_gradient=self._objective.entropy_gradient,
         )
 

@@ -113,6 +113,41 @@ def test_every_metric_is_there(make_run):
     assert not [name for name in values if "square" in name]
 
 
+def test_groups_without_signal_count_but_need_no_backward_pass(make_run, monkeypatch):
+    """Same metrics, same gradient, same weights as with a backward pass through everything."""
+    batch = make_batch(sizes=(4, 4, 3))
+    for row in np.flatnonzero(batch.group_ids == 7):
+        batch.advantages[row][:] = 0
+    short, full = TorchBackend(make_run("qwen3")), TorchBackend(make_run("qwen3"))
+    monkeypatch.setattr(full._objective, "zero_without_advantage", False)
+    calls = []
+    backward = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda loss: (calls.append(1), backward(loss)))
+    wanted = full.forward_backward(batch).values()
+    assert short.forward_backward(batch).values() == pytest.approx(wanted, rel=1e-5)
+    assert len(calls) == 2
+    silent = take(batch, np.flatnonzero(batch.group_ids == 7))
+    short.forward_backward(silent)
+    assert len(calls) == 2
+    full.forward_backward(silent)
+    assert short.finish_step()["grad_norm"] == pytest.approx(full.finish_step()["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recomputing_activations_changes_no_gradient(make_run, name):
+    plain, recomputing = (
+        TorchBackend(make_run(name, f"train.backend.gradient_checkpointing={on}")) for on in ("false", "true")
+    )
+    batch, calls = make_batch(), []
+    recomputing.model.model.layers[0].mlp.register_forward_pre_hook(lambda *args: calls.append(1))
+    for backend in (plain, recomputing):
+        backend.forward_backward(batch)
+    wanted = plain.gradients()
+    assert len(calls) == 2
+    for name, gradient in recomputing.gradients().items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=2e-5 * float(wanted[name].abs().max()) + 1e-6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_resume_continues_bit_for_bit(make_run, tmp_path, name):
     options = ("train.schedule=cosine", "train.warmup_steps=2", "train.weight_decay=0.1")
