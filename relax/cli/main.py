@@ -124,9 +124,11 @@ def new(
 ) -> None:
     """Write a reward, a data generator or a run file to start from, with its test."""
     from relax.cli.new import new as make
+    from relax.cli.new import next_steps
 
     for path in make(kind, name, folder):
         typer.echo(f"wrote {path}")
+    typer.echo("\n".join(["what next:", *(f"  {line}" for line in next_steps(kind, name, folder))]))
 
 
 def main() -> None:
