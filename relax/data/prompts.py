@@ -4,6 +4,7 @@ issue -> epoch = issue // len, place = issue % len -> the epoch's permutation (s
 """
 
 import functools
+import itertools
 from collections import OrderedDict
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class PromptSource:
             raise IndexError(f"row {index} of {self._size}")
         if self._make is None:
             return self._rows[index]
-        for candidate in (*range(index, self._size), *range(index)):
+        for candidate in itertools.chain(range(index, self._size), range(index)):
             if candidate in self._bad:
                 continue
             if candidate in self._made:
