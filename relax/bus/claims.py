@@ -96,14 +96,17 @@ class Claims:
             held = task.held.pop(group.issue, None)
             task.discard(group)
             if held is not None:
-                held.groups.remove(group)
-                held.gone.append(group)
+                self._leases.take_from(held, group)
             if task.places is not None and self.is_counted(task, group, held):
                 if held is not None and held.step is not None:
                     task.places.give_back(held.step, None)
                 elif held is None:
                     task.places.remove(group.version)
         self._notify_all()
+
+    def is_leased(self, issue: int) -> bool:
+        """Whether somebody has a lease that was given with this issue in it."""
+        return self._leases.has_lost(issue) or any(issue in task.held for task in self.tasks.values())
 
     @staticmethod
     def is_counted(task: Task, group: Group, held: Held | None) -> bool:

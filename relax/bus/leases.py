@@ -1,7 +1,7 @@
 """Rows in the hands of consumers: leases with a deadline, found by id, returned when the deadline passes."""
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from relax.bus.groups import Group
@@ -36,6 +36,7 @@ class LeaseTable:
         self._clock, self.lease_s, self._incarnation = clock, lease_s, incarnation
         self._held: dict[str, Held] = {}
         self._deadlines: list[tuple[float, str]] = []
+        self._gone: Counter[int] = Counter()  # issue -> open leases that it was taken from, trained or dropped
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._count = 0
 
@@ -66,8 +67,22 @@ class LeaseTable:
             raise StaleHandle(f"lease {lease_id} {self._ended.get(lease_id, 'is settled')}")
         return held
 
+    def take_from(self, held: Held, group: Group) -> None:
+        """The group left the queue, trained or dropped, while it was leased."""
+        held.groups.remove(group)
+        held.gone.append(group)
+        self._gone[group.issue] += 1
+
+    def has_lost(self, issue: int) -> bool:
+        """Whether the issue left the queue under a lease that is still open."""
+        return self._gone[issue] > 0
+
     def end(self, held: Held, how: str) -> None:
         del self._held[held.lease_id]
+        for group in held.gone:
+            self._gone[group.issue] -= 1
+            if not self._gone[group.issue]:
+                del self._gone[group.issue]
         self._ended[held.lease_id] = how
         if len(self._ended) > _MAX_REMEMBERED:
             self._ended.popitem(last=False)

@@ -22,7 +22,7 @@ class Rows:
         self.groups: dict[int, Group] = {}
         self.num_bytes = 0
         self.reserved: dict[int, int] = {}  # issue -> bytes promised to a put that is under way
-        self.num_rewrites_ignored = 0
+        self.num_rewrites_ignored = self.num_late_rows = 0
         self._gone: OrderedDict[int, int] = OrderedDict()  # issue -> number of rows
 
     def ids_of(self, issue: int) -> list[int] | None:
@@ -52,14 +52,19 @@ class Rows:
         if len(self._gone) > _MAX_REMEMBERED:
             self._gone.popitem(last=False)
 
+    def has(self, row_id: int) -> bool:
+        """Whether the row is in the queue; raises `StaleHandle` for ids of another incarnation."""
+        group = self.groups.get(self.ids.issue_of(row_id))
+        return group is not None and _position(group, row_id) is not None
+
     def find(self, row_ids: Sequence[int]) -> list[tuple[Group, list[int]]]:
         """(group, positions in it) in the order of `row_ids`; raises `StaleHandle` for rows that are gone."""
         found: list[tuple[Group, list[int]]] = []
         seen: set[int] = set()
         for row_id in row_ids:
             group = self.groups.get(self.ids.issue_of(row_id))
-            position = bisect_left(group.row_ids, row_id) if group is not None else 0
-            if group is None or position == len(group.row_ids) or group.row_ids[position] != row_id:
+            position = None if group is None else _position(group, row_id)
+            if group is None or position is None:
                 raise StaleHandle(f"row {row_id} (group {self.ids.issue_of(row_id)}) is gone: trained or dropped")
             if row_id in seen:
                 raise BusError(f"row {row_id} is named twice")
@@ -143,3 +148,8 @@ class Rows:
             group.parts[name] = [parts[row] for row in kept]
             if all(part is not None for part in group.parts[name]):  # the rows without it are those that went
                 self._complete(group, name, join(group.parts.pop(name)))
+
+
+def _position(group: Group, row_id: int) -> int | None:
+    position = bisect_left(group.row_ids, row_id)
+    return position if position < len(group.row_ids) and group.row_ids[position] == row_id else None

@@ -54,6 +54,6 @@ def statistics(
         "versions": versions.stats(),
         "waits": waits.report(),
         "waited_s": waits.totals(),
-        "rewrites_ignored": rows.num_rewrites_ignored,
+        "ignored": {"rewrites": rows.num_rewrites_ignored, "late_rows": rows.num_late_rows},
         "ledger": tickets.counts(),
     }

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from relax.bus.core import Core
@@ -42,8 +43,6 @@ async def test_a_waiting_claim_wakes_at_another_ones_deadline(ready, group):
 async def test_a_second_writer_after_a_death_changes_nothing(clock, ready, group):
     """The first consumer wrote and died before it acknowledged; the second computes something slightly different. The first
     write stays, since others may have read it, and the second consumer is not punished for it."""
-    import numpy as np
-
     core = Core(QueueLimits(1, 0, 3, lease_s=60.0), clock=clock)
     await one_group(core, ready, group)
     lease = await core.claim("critic", ("tokens",), num_groups=1, wait_s=0.0)
@@ -53,7 +52,29 @@ async def test_a_second_writer_after_a_death_changes_nothing(clock, ready, group
     await core.write(again.row_ids, {"score": np.array([1.5, 2.5])})
     await core.ack([again.lease_id])
     assert (await core.claim("actor", ("score",), num_groups=1, wait_s=0.0)).columns["score"].tolist() == [1.0, 2.0]
-    assert (await core.stats())["rewrites_ignored"] == 1
+    assert (await core.stats())["ignored"] == {"rewrites": 1, "late_rows": 0}
+
+
+async def test_a_writer_whose_rows_were_trained_meanwhile_is_told_nothing(clock, ready, group):
+    """As above, but the trainer was quicker than the second consumer: its write has no use, and it goes on. Only after its
+    lease is settled is a write an error."""
+    core = Core(QueueLimits(2, 0, 3, lease_s=60.0), clock=clock)
+    await ready(core)
+    for ticket in await core.admit(2, 0.0):
+        await core.put_group(ticket.issue, group(0), 0.0)
+    lease = await core.claim("critic", ("tokens",), num_groups=1, wait_s=0.0)
+    await core.write(lease.row_ids, {"score": np.array([1.0, 2.0])})
+    clock.time_s = 60.0
+    again = await core.claim("critic", ("tokens",), num_groups=2, wait_s=0.0)
+    await core.drop([again.row_ids[2]], "poison")
+    trained = await core.claim("actor", ("score",), num_groups=1, wait_s=0.0)
+    await core.ack([trained.lease_id])
+    await core.write(again.row_ids, {"score": np.array([1.5, 2.5, 3.5, 4.5])})
+    assert (await core.claim("actor", ("score",), num_groups=1, wait_s=0.0)).columns["score"].tolist() == [4.5]
+    assert (await core.stats())["ignored"] == {"rewrites": 0, "late_rows": 3}
+    await core.ack([again.lease_id])
+    with pytest.raises(StaleHandle, match="is gone"):
+        await core.write(again.row_ids[:2], {"score": np.array([1.5, 2.5])})
 
 
 async def test_a_closed_queue_ends_every_wait(ready):
