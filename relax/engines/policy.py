@@ -199,7 +199,7 @@ def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
     """Every token that the model's folder calls the end, in generation_config.json or config.json."""
     from transformers import GenerationConfig
 
-    sources = [config.eos_token_id]
+    sources = [getattr(config, "eos_token_id", None)]
     try:
         sources.append(GenerationConfig.from_pretrained(path).eos_token_id)
     except OSError:

@@ -60,6 +60,12 @@ def check_attention(config: Any) -> None:
             f"model type {config.model_type!r} has layers of kind {sorted(layer_types - {'full_attention'})}: "
             "relax computes full causal attention only"
         )
+    window, context = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    if not getattr(config, "layer_types", None) and window and (context is None or window < context):
+        raise ModelError(
+            f"model type {config.model_type!r} looks back {window} tokens (sliding_window in config.json): "
+            "relax computes full causal attention only"
+        )
 
 
 def is_fusable(config: Any) -> bool:
