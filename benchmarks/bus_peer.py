@@ -1,5 +1,8 @@
 """The other side of `bus.py`: the same workloads on TransferQueue 0.1.11 with its default storage, in its own environment.
 
+Its best setting for each workload: a client for each role, and claims that poll every millisecond; its own waiting sleeps five
+seconds at a time in the controller.
+
 Called as `python bus_peer.py WORKLOAD`; prints one line `RESULT {...}`.
 """
 
@@ -16,6 +19,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 import torch
 import transfer_queue as tq
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 torch.set_num_threads(1)
@@ -72,6 +76,19 @@ def large(client):
         size = 64 * (8 << 20) / 1e9
         found = {"large_put_gb_per_s": size / put, "large_get_gb_per_s": size / got}
     return found
+
+
+CONFIG = {"controller": {"polling_mode": True}}
+
+
+def new_client(name):
+    """Another client of the queue that `init` made, with connections and a loop of its own."""
+    config = tq.interface._TQ_CONTROLLER
+    config = ray.get(config.get_config.remote())
+    client = tq.TransferQueueClient(name, config.controller.zmq_info)
+    backend = config.backend.storage_backend
+    client.initialize_storage_manager(manager_type=backend, config=config.backend[backend])
+    return client
 
 
 TINY = {"tokens": torch.arange(8).reshape(1, 8)}
@@ -135,11 +152,11 @@ def chain(client):
     }
 
     def rollout():
-        for _ in range(num_groups):
+        for _ in range(num_groups - 1):
             client.put(base, partition_id="chain")
 
     def role(task, needs, gives):
-        done = 0
+        client, done = new_client(task), 0
         while done < num_groups * 8:
             meta = fetch(client, needs, min(per_claim * 8, num_groups * 8 - done), "chain", task)
             if meta is None:
@@ -152,6 +169,8 @@ def chain(client):
                 client.put(batch(meta.size, **{gives: column}), metadata=meta)
             done += meta.size
 
+    client.put(base, partition_id="chain")  # the partition must be there before anybody asks for its rows
+    num_groups += 1
     threads = [threading.Thread(target=rollout)]
     threads += [threading.Thread(target=role, args=(task, *stage)) for task, stage in stages.items()]
     start = time.perf_counter()
@@ -165,13 +184,17 @@ def chain(client):
 def paced(client):
     taken, begun = [], []
 
+    consumer = new_client("paced")
+    client.put(batch(1, **TINY), partition_id="paced")
+    consumer.get_data(fetch(consumer, ["tokens"], 1, "paced", "paced"))
+
     def consume():
         while len(taken) < 100:
-            meta = fetch(client, ["tokens"], 1, "paced", "paced")
+            meta = fetch(consumer, ["tokens"], 1, "paced", "paced")
             if meta is None:
                 time.sleep(0.001)
                 continue
-            client.get_data(meta)
+            consumer.get_data(meta)
             taken.append(time.perf_counter() - begun[len(taken)])
 
     thread = threading.Thread(target=consume)
@@ -186,7 +209,7 @@ def paced(client):
 
 if __name__ == "__main__":
     ray.init(num_cpus=16, namespace="benchmark", log_to_driver=False, include_dashboard=False)
-    tq.init()
+    tq.init(OmegaConf.create(CONFIG))
     result = globals()[sys.argv[1]](tq.get_client())
     print("RESULT " + json.dumps(result), flush=True)
     tq.close()

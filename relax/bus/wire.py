@@ -85,7 +85,7 @@ class Channel:
     def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes]], None]) -> None:
         self._socket, self._on_message = socket, on_message
         self._loop = asyncio.get_running_loop()
-        self._is_draining = self._is_closed = False
+        self._is_scheduled = self._is_draining = self._is_closed = False
         socket.setsockopt(zmq.LINGER, 200)  # milliseconds for what is on its way when the socket is closed
         socket.setsockopt(zmq.SNDHWM, 0)  # what is on its way is bounded by the callers, who wait for answers
         socket.setsockopt(zmq.RCVHWM, 0)
@@ -95,7 +95,9 @@ class Channel:
         if self._is_closed:
             return
         self._socket.send_multipart(frames, zmq.NOBLOCK)
-        self._drain_soon()  # sending may use up the signal that a message has come
+        # sending may use up the signal that a message has come; a drain that goes on finds it anyway
+        if not self._is_draining and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._drain_soon()
 
     def close(self) -> None:
         if not self._is_closed:
@@ -104,28 +106,28 @@ class Channel:
             self._socket.close()
 
     def _drain_soon(self) -> None:
-        if not self._is_draining:
-            self._is_draining = True
-            self._loop.call_soon(self._drain_again)
-
-    def _drain_again(self) -> None:
-        self._is_draining = False
-        self._drain()
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        for _ in range(_BURST):
-            if self._is_closed:
-                return
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
+        self._is_scheduled = False
+        self._is_draining = True
+        try:
+            for _ in range(_BURST):
+                if self._is_closed:
+                    return
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
                 self._on_message(frames)
-            except BaseException:
-                self._drain_soon()  # the socket will not signal again for what has come already
-                raise
-        self._drain_soon()
+            self._drain_soon()
+        except BaseException:
+            self._drain_soon()  # the socket will not signal again for what has come already
+            raise
+        finally:
+            self._is_draining = False
 
 
 def encode(*parts: Any) -> bytes:
