@@ -89,7 +89,7 @@ class RayRuntime:
                 **options,
             )
         else:
-            ray.init(address=address, **options)
+            _join(address, options)
         self._owns_ray = address is None
         self._children = {child.pid for child in psutil.Process().children(recursive=True)} - before
 
@@ -142,6 +142,16 @@ class RayRuntime:
             if actor is not None:
                 ray.kill(actor)
         ray.shutdown()
+
+
+def _join(address: str, options: dict[str, Any]) -> None:
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"run.ray_address = {address!r}: cannot join: {error}. Is that cluster up, and reachable from here? A cluster that Ray "
+            "started with tokens, its default, is joined with RAY_AUTH_MODE=token in the environment"
+        ) from error
 
 
 async def _respond(response: Any) -> Any:

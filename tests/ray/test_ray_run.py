@@ -159,7 +159,9 @@ def test_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp
 
 
 @pytest.mark.slow
-def test_a_run_joins_a_cluster_and_leaves_it_running(run_file: RunFile, tmp_path: Path) -> None:
+def test_a_run_joins_a_cluster_and_leaves_it_running(
+    run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     cluster = subprocess.Popen(
         [sys.executable, "-c", _CLUSTER, str(tmp_path / "address")], start_new_session=True, stdin=subprocess.PIPE, text=True
@@ -172,6 +174,11 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(run_file: RunFile, tmp_path
             time.sleep(0.2)
         address = (tmp_path / "address").read_text()
         with training(run_file("ray"), f"run.ray_address={address}", cwd=tmp_path) as process:
+            out, _ = process.communicate(timeout=90)
+            assert process.returncode == 1, out
+            assert "RAY_AUTH_MODE=token" in out
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        with training(run_file("ray"), f"run.ray_address={address}", "--overwrite", cwd=tmp_path) as process:
             out, _ = process.communicate(timeout=150)
             assert process.returncode == 0, out
         assert len(rows(tmp_path / "runs" / "letters")) == 6
