@@ -59,9 +59,10 @@ class Bench:
     def __init__(self, options: argparse.Namespace, threads: int) -> None:
         self._options, self._threads = options, threads
         torch.set_num_threads(threads)
-        self._model, self._tokenizer = load_warm(options.size)
-        self._pairs = Task(7).samples(options.batch // options.group)
-        self._prompts = encode_prompts(self._tokenizer, self._pairs)
+        self._model, tokenizer = load_warm(options.size)
+        self.end_id: int = tokenizer.eos_token_id
+        pairs = Task(7).samples(options.batch // options.group)
+        self._prompts = encode_prompts(tokenizer, pairs)
         self._mini = Mini(self._model)
         self._cache = self._mini.make_cache(options.batch)
         self._loop = asyncio.new_event_loop()
@@ -136,8 +137,7 @@ def main() -> None:
         endless = without_end(folder, Path(scratch) / "model")
         for threads in options.threads:
             bench = Bench(options, threads)
-            end = bench._tokenizer.eos_token_id
-            for name, place, stop in (("equal", endless, None), ("natural", folder, end)):
+            for name, place, stop in (("equal", endless, None), ("natural", folder, bench.end_id)):
                 found[f"{name}, {threads} thread(s)"] = {k: round(v, 4) for k, v in bench.compare(place, stop).items()}
     print(json.dumps(found, indent=1))
 
