@@ -56,7 +56,7 @@ class TrainConfig(Section):
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of the gradient."""
     max_tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Token budget of one forward and backward pass; a longer sample makes a micro-batch of its own."""
+    """Token budget of one forward and backward pass; a longer sample makes a micro-batch of its own. On a CPU at most 2,048."""
     logprob_chunk: int = Field(2048, ge=1)
     """Rows of the vocabulary projection held at once: bounds the memory of logits to chunk x vocabulary."""
     checkpoint: CheckpointConfig = CheckpointConfig()
