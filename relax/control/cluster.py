@@ -149,8 +149,8 @@ def _join(address: str, options: dict[str, Any]) -> None:
         ray.init(address=address, **options)
     except ConnectionError as error:
         raise ConfigError(
-            f"run.ray_address = {address!r}: cannot join: {error}. Is that cluster up, and reachable from here? A cluster that Ray "
-            "started with tokens, its default, is joined with RAY_AUTH_MODE=token in the environment"
+            f"run.ray_address = {address!r}: cannot join: {error}. Is that cluster up, and reachable from here? A "
+            "cluster that Ray started with tokens, its default, is joined with RAY_AUTH_MODE=token in the environment"
         ) from error
 
 

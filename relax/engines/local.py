@@ -22,10 +22,11 @@ from relax.config.model import ModelConfig
 from relax.config.rollout import LocalEngineConfig
 from relax.engines.engine import EngineStats, RequestError
 from relax.engines.groups import Group
-from relax.engines.policy import Policy, pick_device
+from relax.engines.policy import Policy
 from relax.engines.scheduler import Scheduler
 from relax.engines.stopping import StopStrings
 from relax.errors import EngineError, ModelError
+from relax.models.device import pick_device
 from relax.types import Completion, GenerateRequest, WeightManifest
 
 log = logging.getLogger("relax.engines")

@@ -52,7 +52,8 @@ class Evaluation:
                 break
             except WaitTimeout:
                 continue
-        version: int = min(stats.version for stats in (await self._engines.stats()).values())
+        versions = [stats.version for stats in (await self._engines.stats()).values()]
+        version = min(versions, default=step)  # no engine answers while all of them are down: requests will wait for one
         metrics = await self.run(version)
         await self._bus.emit({"kind": "eval", "metrics": metrics})
         return version

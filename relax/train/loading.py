@@ -62,19 +62,6 @@ def tokenizer_folder(config: ModelConfig) -> Path:
     return Path(config.tokenizer_path or config.path)
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto`: a CUDA device if there is one. Raises `ModelError` for a device that is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ModelError(f"device {name!r}: not a device; use auto, cpu, cuda or cuda:0") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(f"device {name!r}: this machine has {torch.cuda.device_count()} CUDA device(s)")
-    return device
-
-
 def start_recomputing(model: Any) -> None:
     """Turns on transformers' recomputation of activations, which works in training mode only: so dropout goes."""
     for module in model.modules():

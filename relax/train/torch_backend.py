@@ -21,10 +21,11 @@ from relax.config.run import RunConfig
 from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
 from relax.errors import CheckpointError, WeightSyncError
 from relax.models.causal_lm import FlatForward, FusedForward, make_forward
+from relax.models.device import pick_device
 from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
 from relax.train.decoder import TrainDecoder
-from relax.train.loading import load_model, named_weights, pick_device, start_recomputing, tokenizer_folder
+from relax.train.loading import load_model, named_weights, start_recomputing, tokenizer_folder
 from relax.train.logprobs import token_logprobs
 from relax.train.optimizer import Optimizer
 from relax.types import Ragged, WeightManifest
