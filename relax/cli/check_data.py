@@ -1,5 +1,6 @@
 """What `relax check` can say about the data and the reward: rows that can be read, prompts that fit, answers that are there."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 from relax.cli.findings import Finding, error, ok, warning
@@ -11,6 +12,7 @@ from relax.types import Prompt
 
 _MADE_ROWS_TRIED = 16
 _FILE_ROWS_TRIED = 10_000
+_REWARD_START_S = 60.0
 _NEEDS_ANSWER = ("math", "exact")
 
 
@@ -89,12 +91,20 @@ def _content(row: Prompt) -> str:
 
 
 def reward_findings(config: RunConfig) -> Iterator[Finding]:
-    """On the reward: it can be made, and a function of the user's own can be imported and called."""
-    # here, since a reward may need libraries of its own
-    from relax.rewards.table import make_scorer
+    """On the reward: it can be made, and a function of the user's own can be imported and called.
+
+    A worker process tries it, as in the run: what a user's module does while it is imported (exit, hang) cannot end this one.
+    """
+    # here, since the other checks need no process
+    from relax.rewards.pool import RewardPool
+
+    async def start_one() -> None:
+        pool = RewardPool(config.reward.model_copy(update={"num_workers": 1}), start_limit_s=_REWARD_START_S)
+        await pool.start()
+        await pool.close()
 
     try:
-        make_scorer(config.reward)
+        asyncio.run(start_one())
     except RelaxError as failure:
         yield error("reward", str(failure))
         return

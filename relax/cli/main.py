@@ -135,6 +135,8 @@ def main() -> None:
     """Entry point: a user's mistake is one clear message and exit code 2, never a traceback."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would tear the display of the run
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         app()
     except RelaxError as error:

@@ -1,9 +1,13 @@
 """`relax train`: from a run file to a finished run folder."""
 
 import asyncio
+import contextlib
+import logging
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,10 +17,11 @@ from relax.config import RunConfig, load_config
 from relax.control.controller import Controller, RunResult
 from relax.control.runtime import Runtime
 from relax.errors import CheckpointError, ConfigError, RelaxError
+from relax.observe.log import NoteHandler, log_for_a_while
 from relax.observe.plot import plot_run
 from relax.observe.progress import Progress
 from relax.observe.recorder import RunRecorder
-from relax.observe.run_folder import RunFolder
+from relax.observe.run_folder import RunFolder, State
 
 _STOPPED = 130
 
@@ -33,11 +38,29 @@ def train(run_file: Path | None, overrides: list[str], *, resume: Path | None = 
     check_config(config).raise_on_error()
     folder = RunFolder(run_dir)
     with folder.lock():
-        if resume is None:
-            _fresh(folder, overwrite)
-        folder.write_config(config)
-        checkpoint = _checkpoint(run_dir) if resume is not None else None
-        return _run(config, folder, checkpoint)
+        try:
+            if resume is None:
+                _fresh(folder, overwrite)
+                folder.write_config(config)  # a resumed run keeps the old one until its roles have started with the new one
+                return _run(config, folder, None, is_resumed=False)
+            checkpoint = _checkpoint(run_dir)
+            if checkpoint is not None and checkpoint[0] >= config.train.num_steps and folder.state().state == "finished":
+                sys.stdout.write(_already_finished(run_dir, checkpoint[0], config.train.num_steps))
+                return 0
+            return _run(config, folder, checkpoint, is_resumed=True)
+        except OSError as error:
+            raise ConfigError(f"{run_dir}: the run folder cannot be written: {error.strerror or error}; set run.dir") from error
+
+
+def _already_finished(run_dir: Path, step: int, num_steps: int) -> str:
+    return (
+        f"{run_dir} is finished: step {step}, and train.num_steps = {num_steps}. To go on: "
+        f"{_resume_command(run_dir)} train.num_steps={2 * step}\n"
+    )
+
+
+def _resume_command(run_dir: Path) -> str:
+    return f"relax train --resume {shlex.quote(str(run_dir))}"
 
 
 def _resumed(run_dir: Path, overrides: list[str]) -> tuple[RunConfig, Path]:
@@ -52,7 +75,7 @@ def _fresh(folder: RunFolder, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ConfigError(
-            f"{folder.path} holds a run already: continue it with relax train --resume {folder.path}, replace it with "
+            f"{folder.path} holds a run already: continue it with {_resume_command(folder.path)}, replace it with "
             "--overwrite, or choose another run.name"
         )
     folder.clear()
@@ -79,32 +102,65 @@ def make_runtime(config: RunConfig) -> Runtime:
     return RayRuntime(config)
 
 
-def _run(config: RunConfig, folder: RunFolder, checkpoint: tuple[int, Path] | None) -> int:
+def _run(config: RunConfig, folder: RunFolder, checkpoint: tuple[int, Path] | None, *, is_resumed: bool) -> int:
     step, path = checkpoint if checkpoint is not None else (0, None)
     folder.set_state("running", step)
     recorder = RunRecorder(folder.path, config.observe, resume_step=step)
+    controller: Controller | None = None
+
+    def end(state: State, message: str) -> None:
+        try:
+            folder.set_state(state, controller.result.step if controller else step, message)
+        except OSError as error:  # of a full disk: the reason why the run ended is worth more
+            sys.stderr.write(f"{folder.path}/state.json cannot be written: {error.strerror or error}\n")
+
     try:
-        with Progress(config) as progress:
-            controller = Controller(config, folder.path.resolve(), make_runtime(config), recorder, progress)
+        with Progress(config) as progress, _logs(folder.path, progress):
+            if is_resumed and checkpoint is None:
+                progress.note(f"{folder.path} has no complete checkpoint: the run begins again at step 0")
+            on_started = (lambda: folder.write_config(config)) if is_resumed else None
+            runtime = make_runtime(config)
+            controller = Controller(config, folder.path.resolve(), runtime, recorder, progress, step, on_started)
             result = asyncio.run(_until_done_or_stopped(controller, path.resolve() if path else None))
     except asyncio.CancelledError:
-        folder.set_state("stopped", step, "stopped by the user")
-        sys.stderr.write(f"stopped; continue with: relax train --resume {folder.path}\n")
+        end("stopped", "stopped by the user")
+        sys.stderr.write(f"stopped; {_how_to_go_on(folder.path)}\n")
         return _STOPPED
     except RelaxError as error:
-        folder.set_state("failed", step, str(error))
-        sys.stderr.write(
-            f"error: {error}\n{folder.path}/log has the details; continue with: relax train --resume {folder.path}\n"
-        )
+        end("failed", str(error))
+        sys.stderr.write(f"error: {error}\n{folder.path}/log has the details; {_how_to_go_on(folder.path)}\n")
         return 1
     except BaseException as error:
-        folder.set_state("failed", step, f"{type(error).__name__}: {error}")
+        end("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
         recorder.close()
-    folder.set_state("finished", result.step)
+    end("finished", "")
     sys.stdout.write(_summary(config, folder.path, result))
     return 0
+
+
+def _how_to_go_on(run_dir: Path) -> str:
+    """What is true of the folder as it is: without a checkpoint nothing continues."""
+    try:
+        found = _checkpoint(run_dir)
+    except CheckpointError as error:
+        return str(error)
+    if found is None:
+        return f"no checkpoint was saved yet: begin again with {_resume_command(run_dir)}"
+    return f"continue from step {found[0]} with: {_resume_command(run_dir)}"
+
+
+@contextlib.contextmanager
+def _logs(run_dir: Path, progress: Progress) -> Iterator[None]:
+    """What this process logs goes to `log/run.log`; what cannot be recorded is shown as well, since the disk may be full."""
+    shown, observe = NoteHandler(progress.note), logging.getLogger("relax.observe")
+    observe.addHandler(shown)
+    try:
+        with log_for_a_while(run_dir, "run"):
+            yield
+    finally:
+        observe.removeHandler(shown)
 
 
 async def _until_done_or_stopped(controller: Controller, checkpoint: Path | None) -> RunResult:
@@ -142,14 +198,18 @@ def _summary(config: RunConfig, run_dir: Path, result: RunResult) -> str:
     if len(result.evaluations) > 1:
         (_, before), (_, after) = result.evaluations[0], result.evaluations[-1]
         lines.append(f"  held-out accuracy   {before:.3f} -> {after:.3f}")
+    try:
+        lines.append(f"  plot                {plot_run(run_dir)}")
+    except OSError as error:  # the run is finished whether or not it can be drawn
+        lines.append(f"  plot                cannot be written: {error.strerror or error}")
+    quoted = shlex.quote(str(run_dir))
     lines += [
-        f"  plot                {plot_run(run_dir)}",
         f"  run folder          {run_dir}",
         f"  exported model      {run_dir / 'hf'}",
         "what next:",
-        f"  relax status {run_dir}",
-        f"  relax train --resume {run_dir} train.num_steps={2 * config.train.num_steps}",
-        f"  tensorboard --logdir {run_dir / 'tb'}",
+        f"  relax status {quoted}",
+        f"  {_resume_command(run_dir)} train.num_steps={2 * config.train.num_steps}",
+        f"  tensorboard --logdir {shlex.quote(str(run_dir / 'tb'))}",
         "",
     ]
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from relax.config.train import TrainConfig
 class RunSection(Section):
     """Name, folder, seed and runtime of the run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run; its folder is `run.dir/run.name`."""
     dir: str = "runs"
     """Where run folders are made."""

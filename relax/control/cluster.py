@@ -10,11 +10,12 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
 
 from relax.bus.client import BusClient, connect
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.run import RunConfig
-from relax.errors import ConfigError, RoleError
+from relax.errors import ConfigError, RelaxError, RoleError
 from relax.roles.serve import namespace, role_target, start_bus, start_engine
 from relax.roles.topology import RoleSpec, engine_names, role_specs
 from relax.weights.shared_memory import cleanup_stale
@@ -52,6 +53,11 @@ class RayRuntime:
             raise RoleError(
                 f"the roles did not start within services.start_timeout_s = {limit} s; see {run_dir}/log, or raise the limit"
             ) from None
+        except RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, RelaxError) else RoleError(f"{type(cause).__name__}: {cause}")) from error
+        except RayActorError as error:
+            raise RoleError(f"a process of the run died while it started (killed, or out of memory): {error}") from error
 
     async def _deploy(self, specs: tuple[RoleSpec, ...], run_dir: Path, resume: Path | None) -> None:
         node = {f"node:{ray.util.get_node_ip_address()}": 0.001}
@@ -94,7 +100,7 @@ class RayRuntime:
         self._children = {child.pid for child in psutil.Process().children(recursive=True)} - before
 
     def _serve(self, targets: list[Any]) -> list[Any]:
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # what a death means is said by the controller
         port = self.config.services.http_port or _free_port()
         _refuse_taken(port)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
@@ -106,9 +112,7 @@ class RayRuntime:
         calls += [_respond(handle.status.remote()) for handle in self._roles.values()]
         answers = await asyncio.gather(*(asyncio.wait_for(call, 30) for call in calls), return_exceptions=True)
         return {
-            name: {"role": name, "error": f"{name} does not answer: {answer!r}"}
-            if isinstance(answer, BaseException)
-            else answer
+            name: {"role": name, "error": _no_answer(name, answer)} if isinstance(answer, BaseException) else answer
             for name, answer in zip(names, answers, strict=True)
         }
 
@@ -152,6 +156,12 @@ def _join(address: str, options: dict[str, Any]) -> None:
             f"run.ray_address = {address!r}: cannot join: {error}. Is that cluster up, and reachable from here? A "
             "cluster that Ray started with tokens, its default, is joined with RAY_AUTH_MODE=token in the environment"
         ) from error
+
+
+def _no_answer(name: str, error: BaseException) -> str:
+    if isinstance(error, RayActorError):
+        return f"the process of {name} died (killed, or out of memory)"
+    return f"{name} does not answer: {type(error).__name__}: {error}"
 
 
 async def _respond(response: Any) -> Any:

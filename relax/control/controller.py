@@ -7,7 +7,7 @@ start the runtime -> read the queue's events -> record them -> until the actor i
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,25 @@ class RunResult:
 
 
 class Controller:
-    """Runs one run to its end. `run` returns the result, or raises the first error; cancelling it stops everything."""
+    """Runs one run to its end. `run` returns the result, or raises the first error; cancelling it stops everything.
 
-    def __init__(self, config: RunConfig, run_dir: Path, runtime: Runtime, recorder: RunRecorder, progress: Progress) -> None:
+    `first_step`: the step that a resumed run continues from. `on_started` is called once all roles run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        runtime: Runtime,
+        recorder: RunRecorder,
+        progress: Progress,
+        first_step: int = 0,
+        on_started: Callable[[], None] | None = None,
+    ) -> None:
         self.config, self.run_dir, self.runtime = config, run_dir, runtime
         self.recorder, self.progress = recorder, progress
-        self.result = RunResult()
+        self.result = RunResult(first_step)
+        self._on_started = on_started
         self._row = StepRow()
         self._is_trained = False
         self._is_evaluated = config.eval is None
@@ -51,6 +64,8 @@ class Controller:
         try:
             self.progress.note("starting the roles")
             await self.runtime.start(self.run_dir, resume)
+            if self._on_started is not None:
+                self._on_started()
             started = time.monotonic()
             self._row.begin(started)
             self._last_progress = started
@@ -130,9 +145,7 @@ class Controller:
                 raise RoleError(failed[0])
             idle = [name for name, status in roles.items() if status.get("activity") == "not started"]
             if idle:
-                raise RoleError(
-                    f"{', '.join(idle)} died and was restarted empty; continue with relax train --resume {self.run_dir}"
-                )
+                raise RoleError(f"the process of {', '.join(idle)} died (killed, or out of memory)")
             stats = await self.runtime.bus.stats()
             self.progress.stats(stats)
             self.recorder.stats(stats)

@@ -8,6 +8,7 @@ from relax.bus.core import Core
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.run import RunConfig
 from relax.engines.pool import EnginePool
+from relax.errors import RoleError
 from relax.roles.build import make_backend, make_core, make_engine, make_role
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import MakeBackend, MakeEngine, RoleTask
@@ -31,6 +32,14 @@ class InProcessRuntime:
         return self._core
 
     async def start(self, run_dir: Path, resume: Path | None) -> None:
+        limit = self.config.services.start_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                await self._start(run_dir, resume)
+        except TimeoutError:
+            raise RoleError(f"the roles did not start within services.start_timeout_s = {limit:g} s") from None
+
+    async def _start(self, run_dir: Path, resume: Path | None) -> None:
         core = self._core = make_core(self.config, run_dir, resume)
         hosts = [EngineHost(name, self.config, core, self._make_engine) for name in engine_names(self.config)]
         self._tasks = {host.name: RoleTask(host) for host in hosts}

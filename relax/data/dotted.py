@@ -62,5 +62,5 @@ def _import(module_name: str, path: str, what: str) -> ModuleType:
                 f"{what} = {path!r}: there is no module {error.name!r} in {here} or among the installed packages"
             ) from error
         raise ConfigError(f"{what} = {path!r}: {module_name} needs a module that is missing: {error}") from error
-    except Exception as error:  # whatever the user's module raises while it is imported is the user's to see
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported is the user's to see
         raise ConfigError(f"{what} = {path!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 import relax
-from relax.config.reward import RewardConfig
+from relax.config.reward import FunctionRewardConfig, RewardConfig
 from relax.errors import ConfigError, RewardError
 from relax.rewards.wire import (
     MAX_MESSAGE_BYTES,
@@ -96,12 +96,10 @@ class WorkerProcess:
                 answer = unpack(await worker._read(), Ready | Refused)  # type: ignore[arg-type]
         except TimeoutError:
             await worker.kill()
-            raise ConfigError(f'reward.type = "{config.type}": it was not imported within {limit_s:g} s') from None
+            raise ConfigError(f"{_named(config)}: it was not imported within {limit_s:g} s") from None
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError) as error:
             code = await worker.kill()
-            raise ConfigError(
-                f'reward.type = "{config.type}": the worker ended while it imported the reward ({code})'
-            ) from error
+            raise ConfigError(f"{_named(config)}: the worker ended while it imported the reward ({code})") from error
         except BaseException:
             await worker.kill()
             raise
@@ -159,6 +157,10 @@ class WorkerProcess:
         if size > MAX_MESSAGE_BYTES:
             raise msgspec.DecodeError(f"a message of {size} bytes")
         return await self._reader.readexactly(size)
+
+
+def _named(config: RewardConfig) -> str:
+    return f"reward.path = {config.path!r}" if isinstance(config, FunctionRewardConfig) else f"reward.type = {config.type!r}"
 
 
 def _popen(fds: tuple[int, int, int]) -> subprocess.Popen[bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.run import RunConfig
 from relax.engines.engine import Engine
-from relax.errors import BusGone
+from relax.errors import BusGone, RelaxError
 from relax.train.backend import TrainBackend
 
 # What makes the back end and the engines that roles compute with; tests hand in ones that compute nothing.
@@ -70,7 +70,7 @@ class RoleTask:
             self._error = f"{self.role.name}: {error}"
             log.warning("%s: the transfer queue is gone: %s", self.role.name, error)
         except Exception as error:  # the boundary: whatever a role raises ends the run with that error
-            self._error = f"{self.role.name}: {type(error).__name__}: {error}"
+            self._error = _reason(self.role.name, error)
             self.role.activity = "failed"
             log.exception("role %s failed", self.role.name)
             await self.role.bus.emit({"kind": "error", "role": self.role.name, "error": self._error})
@@ -84,3 +84,9 @@ class RoleTask:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.role.stop()
+
+
+def _reason(role: str, error: Exception) -> str:
+    """The error for the person who runs the job: relax's own are written for them, others need their kind."""
+    text = str(error) if isinstance(error, RelaxError) else f"{type(error).__name__}: {error}"
+    return text if text.startswith(f"{role}: ") else f"{role}: {text}"

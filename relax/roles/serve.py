@@ -5,7 +5,6 @@ actor that serves its ZeroMQ socket; engines are named Ray actors, which the rol
 `start` is called and work from `run` on, so a replica that was replaced does nothing until the controller has seen it.
 """
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from relax.config.run import RunConfig
 from relax.engines.engine import EngineStats
 from relax.engines.pool import EnginePool
 from relax.errors import EngineError, WeightSyncError
+from relax.observe.log import log_to_file
 from relax.roles.build import make_core, make_engine, make_role
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import RoleTask
@@ -35,17 +35,19 @@ class BusHost:
 
     def __init__(self, config_json: str, run_dir: str, resume: str | None) -> None:
         log_to_file(Path(run_dir), "bus")
-        config = RunConfig.model_validate_json(config_json)
-        self._core = make_core(config, Path(run_dir), Path(resume) if resume else None)
-        self._server = BusServer(self._core)
+        self._config = RunConfig.model_validate_json(config_json)
+        self._run_dir, self._resume = Path(run_dir), Path(resume) if resume else None
+        self._server: BusServer | None = None
 
     async def start(self) -> str:
         """Serves the socket and returns its address."""
+        self._server = BusServer(make_core(self._config, self._run_dir, self._resume))
         await self._server.start()
         return self._server.address
 
     async def stop(self) -> None:
-        await self._server.close()
+        if self._server is not None:
+            await self._server.close()
 
 
 class EngineActor:
@@ -204,15 +206,3 @@ def start_engine(name: str, config: RunConfig, config_json: str, run_dir: Path, 
 def namespace(config: RunConfig) -> str:
     """Ray namespace of a run: engines are found in it by name."""
     return f"relax-{config.run.name}"
-
-
-def log_to_file(run_dir: Path, name: str) -> None:
-    """Sends this process's log to `log/{name}.log` in the run folder."""
-    folder = run_dir / "log"
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / f"{name}.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("relax")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False

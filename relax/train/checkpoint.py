@@ -17,6 +17,7 @@ from pathlib import Path
 from relax.errors import CheckpointError
 
 _MARKER, _PARTIAL, _REPLACED = "complete", ".partial", ".replaced"
+_NEARLY_FULL = 1 << 20  # bytes
 _NAME = re.compile(rf"step_(\d+)({re.escape(_REPLACED)})?")
 
 
@@ -51,6 +52,12 @@ class CheckpointStore:
         except OSError as error:
             self._give_up(partial, final)
             raise CheckpointError(f"{final}: the checkpoint cannot be written: {error.strerror or error}") from error
+        except CheckpointError as error:
+            free = shutil.disk_usage(self._folder).free
+            self._give_up(partial, final)
+            if free < _NEARLY_FULL:  # each writer has its own words for a full disk, and not all can be understood
+                raise CheckpointError(f"the disk is full, {free >> 10} KiB are left: {error}") from error
+            raise
         except BaseException:
             self._give_up(partial, final)
             raise

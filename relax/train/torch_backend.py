@@ -19,7 +19,7 @@ from relax.algorithms.objective import LossSums, Objective, TrainedTokens
 from relax.algorithms.table import make_objective
 from relax.config.run import RunConfig
 from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
-from relax.errors import CheckpointError, WeightSyncError
+from relax.errors import CheckpointError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, FusedForward, make_forward
 from relax.models.device import pick_device
 from relax.train.attention import PackedAttention
@@ -261,16 +261,21 @@ class TorchBackend:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
 
     def export(self, folder: Path) -> None:
-        """Model, generation config and tokenizer, as `from_pretrained` loads them."""
+        """Model, generation config and tokenizer, as `from_pretrained` loads them. Raises `ModelError` when the disk does not
+        take them."""
         # here, since importing transformers takes seconds that a check or a help page need not spend
+        from safetensors import SafetensorError
         from transformers import AutoTokenizer
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(
             tokenizer_folder(self._config.model), local_files_only=True, trust_remote_code=self._config.model.trust_remote_code
         )
-        tokenizer.save_pretrained(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own words for a full disk
+            raise ModelError(f"{folder}: the model cannot be exported: {error}") from error
 
 
 def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:

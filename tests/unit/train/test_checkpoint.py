@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,16 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written"):
         CheckpointStore(tmp_path / "file" / "below", 1).write(1, fill("x"))
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def fill(folder: Path) -> None:
+        raise CheckpointError(f"{folder}: unexpected pos 499392 vs 499284")
+
+    store = CheckpointStore(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match=r"^[^:]*step_1.partial: unexpected"):
+        store.write(1, fill)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(CheckpointError, match=r"the disk is full, 4 KiB are left: .*unexpected pos"):
+        store.write(1, fill)
+    assert not list(tmp_path.iterdir())
