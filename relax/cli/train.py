@@ -104,11 +104,14 @@ def make_runtime(config: RunConfig) -> Runtime:
 
 def _run(config: RunConfig, folder: RunFolder, checkpoint: tuple[int, Path] | None, *, is_resumed: bool) -> int:
     step, path = checkpoint if checkpoint is not None else (0, None)
+    before = folder.state()
     folder.set_state("running", step)
     recorder = RunRecorder(folder.path, config.observe, resume_step=step)
     controller: Controller | None = None
 
     def end(state: State, message: str) -> None:
+        if is_resumed and not (controller and controller.is_started):  # refused: the run stands as it stood
+            state, message = before.state, before.message
         try:
             folder.set_state(state, controller.result.step if controller else step, message)
         except OSError as error:  # of a full disk: the reason why the run ended is worth more

@@ -87,6 +87,8 @@ class RayRuntime:
         if address is None:
             needed = sum(spec.num_cpus for spec in specs) + self.config.rollout.num_engines * self.config.resources.engine_cpus
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            # Ray's own processes notice so soon that this one was killed, and end; the default is a minute.
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
             ray.init(
                 address="local",
                 num_cpus=max(os.cpu_count() or 1, int(needed + 0.999)),

@@ -53,6 +53,7 @@ class Controller:
         self.config, self.run_dir, self.runtime = config, run_dir, runtime
         self.recorder, self.progress = recorder, progress
         self.result = RunResult(first_step)
+        self.is_started = False
         self._on_started = on_started
         self._row = StepRow()
         self._is_trained = False
@@ -64,6 +65,7 @@ class Controller:
         try:
             self.progress.note("starting the roles")
             await self.runtime.start(self.run_dir, resume)
+            self.is_started = True
             if self._on_started is not None:
                 self._on_started()
             started = time.monotonic()

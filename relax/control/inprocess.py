@@ -43,7 +43,8 @@ class InProcessRuntime:
         core = self._core = make_core(self.config, run_dir, resume)
         hosts = [EngineHost(name, self.config, core, self._make_engine) for name in engine_names(self.config)]
         self._tasks = {host.name: RoleTask(host) for host in hosts}
-        await asyncio.gather(*(task.start() for task in self._tasks.values()))
+        for task in self._tasks.values():
+            await task.start()  # one after another: transformers' lazy modules cannot be imported by two threads at once
         engines = EnginePool({host.name: host.engine for host in hosts})
         for spec in role_specs(self.config):
             role = make_role(spec.name, self.config, core, run_dir, resume, engines, self._make_backend)

@@ -40,7 +40,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(run_file: RunFile, tmp_path: 
         assert named in refused.stderr
         assert "Traceback" not in refused.stderr
         assert (run_dir / "config.json").read_bytes() == before
-        assert state(run_dir)["step"] == 3
+        assert (state(run_dir)["state"], state(run_dir)["step"]) == ("finished", 3)
     again = relax("train", "--resume", run_dir, "train.num_steps=4", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert json.loads((run_dir / "config.json").read_text())["train"]["num_steps"] == 4
