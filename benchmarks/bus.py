@@ -32,14 +32,14 @@ LARGER_IS_BETTER = {"paced_put_to_got_ms": False, "chain_s": False}
 SMALL = {"versions": np.zeros(1, np.int64), "tokens": Ragged(np.arange(8, dtype=np.int32), np.array([0, 8]))}
 
 
-def _serve(address: str, started) -> None:
+def _serve(address: str, started, stopped) -> None:
     async def main() -> None:
         core = Core(QueueLimits(1 << 20, 0, 1, max_bytes=4 << 30))
         await core.subscribe("engine")
         await core.acknowledge("engine", 0)
         async with BusServer(core, address):
             started.set()
-            await asyncio.Event().wait()
+            await asyncio.to_thread(stopped.wait)
 
     asyncio.run(main())
 
@@ -48,8 +48,8 @@ def _serve(address: str, started) -> None:
 async def queue() -> AsyncIterator[tuple[str, BusClient]]:
     """A core in a process of its own, and a client."""
     address, context = new_address(), mp.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=_serve, args=(address, started))
+    started, stopped = context.Event(), context.Event()
+    process = context.Process(target=_serve, args=(address, started, stopped))
     process.start()
     try:
         await asyncio.to_thread(started.wait)
@@ -57,7 +57,7 @@ async def queue() -> AsyncIterator[tuple[str, BusClient]]:
         yield address, client
         await client.close()
     finally:
-        process.terminate()
+        stopped.set()
         process.join()
 
 
