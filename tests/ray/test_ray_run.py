@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,9 +137,7 @@ def test_two_runs_at_once(run_file: RunFile, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "runs" / "one")) == len(rows(tmp_path / "runs" / "two")) == 6
 
 
-def test_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp_path: Path) -> None:
-    import socket
-
+def test_every_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -149,20 +148,22 @@ def test_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFile, tmp
         assert str(port) in out
         assert "port" in out
     with training(
-        run_file("ray"), f"services.http_port={port}", "train.num_steps=100000", "--overwrite", cwd=tmp_path
-    ) as process:
+        run_file("ray"), f"services.http_port={port}", "train.num_steps=100000", "algorithm.kl.coef=0.01",
+        "algorithm.old_logprobs=recompute", "--overwrite", cwd=tmp_path,
+    ) as process:  # fmt: skip
         wait_for_step(tmp_path / "runs" / "letters", 1, process)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/actor/status", timeout=10) as answer:
-            status = json.load(answer)
-        assert status["role"] == "actor"
-        assert status["step"] >= 1
+        for role in ("actor", "rollout", "advantages", "reference", "actor_fwd"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{role}/status", timeout=10) as answer:
+                status = json.load(answer)
+            assert status["role"] == role
+            assert status["running"] is True
+            assert status["error"] is None
 
 
 @pytest.mark.slow
 def test_a_run_joins_a_cluster_and_leaves_it_running(
     run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     cluster = subprocess.Popen(
         [sys.executable, "-c", _CLUSTER, str(tmp_path / "address")], start_new_session=True, stdin=subprocess.PIPE, text=True
     )
