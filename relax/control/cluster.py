@@ -22,6 +22,8 @@ from relax.weights.shared_memory import cleanup_stale
 
 _OBJECT_STORE_BYTES = 128 << 20  # data travels through the transfer queue's arena, not through Ray's store
 _STOP_S = 8.0
+_ANSWER_S = 30.0
+_VITAL = ("raylet", "gcs_server")
 
 
 class RayRuntime:
@@ -36,6 +38,7 @@ class RayRuntime:
         self._roles: dict[str, Any] = {}
         self._owns_ray = False
         self._children: set[int] = set()
+        self._vital: dict[str, psutil.Process] = {}
 
     @property
     def bus(self) -> TransferQueue:
@@ -87,8 +90,6 @@ class RayRuntime:
         if address is None:
             needed = sum(spec.num_cpus for spec in specs) + self.config.rollout.num_engines * self.config.resources.engine_cpus
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            # Ray's own processes notice so soon that this one was killed, and end; the default is a minute.
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
             ray.init(
                 address="local",
                 num_cpus=max(os.cpu_count() or 1, int(needed + 0.999)),
@@ -99,7 +100,10 @@ class RayRuntime:
         else:
             _join(address, options)
         self._owns_ray = address is None
-        self._children = {child.pid for child in psutil.Process().children(recursive=True)} - before
+        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+        self._children = {child.pid for child in started}
+        if self._owns_ray:
+            self._vital = {name: child for child in started if (name := child.name()) in _VITAL}
 
     def _serve(self, targets: list[Any]) -> list[Any]:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # what a death means is said by the controller
@@ -109,14 +113,30 @@ class RayRuntime:
         return list(serve.run_many(targets))
 
     async def status(self) -> dict[str, dict[str, Any]]:
+        if lost := self._lost_process():  # without it calls wait for ever, and the roles end by and by
+            return {"ray": {"role": "ray", "error": lost}}
         names = [*self._engines, *self._roles]
-        calls = [engine.status.remote() for engine in self._engines.values()]
+        calls: list[Any] = [engine.status.remote() for engine in self._engines.values()]
         calls += [_respond(handle.status.remote()) for handle in self._roles.values()]
-        answers = await asyncio.gather(*(asyncio.wait_for(call, 30) for call in calls), return_exceptions=True)
+        asked = [asyncio.ensure_future(asyncio.wait_for(call, _ANSWER_S)) for call in calls]
+        while asked and (await asyncio.wait(asked, timeout=1.0))[1]:
+            if lost := self._lost_process():
+                for task in asked:
+                    task.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+                return {"ray": {"role": "ray", "error": lost}}
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         return {
             name: {"role": name, "error": _no_answer(name, answer)} if isinstance(answer, BaseException) else answer
             for name, answer in zip(names, answers, strict=True)
         }
+
+    def _lost_process(self) -> str | None:
+        """What happened to Ray itself, when we started it and one of the processes that it cannot do without is gone."""
+        for name, process in self._vital.items():
+            if not _is_alive(process):
+                return f"Ray's {name} (process {process.pid}) died (killed, or out of memory)"
+        return None
 
     async def stop(self) -> None:
         try:
@@ -158,6 +178,13 @@ def _join(address: str, options: dict[str, Any]) -> None:
             f"run.ray_address = {address!r}: cannot join: {error}. Is that cluster up, and reachable from here? A "
             "cluster that Ray started with tokens, its default, is joined with RAY_AUTH_MODE=token in the environment"
         ) from error
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _no_answer(name: str, error: BaseException) -> str:

@@ -120,7 +120,7 @@ class RayEngine:
         try:
             return await getattr(self._actor, method).remote(*arguments)
         except RayActorError as error:
-            raise EngineError(f"{self._name} died: {error}") from error
+            raise EngineError(f"{self._name} died: {str(error).splitlines()[0]}") from error
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, EngineError | WeightSyncError):
