@@ -84,7 +84,9 @@ class Actor(Role):
         leases: list[Lease] = []
         taken = 0
         while taken < size:
-            lease = await self._claim(size - taken, metrics)
+            self.activity = f"step {self.step}: waiting for {size - taken} groups"
+            with metrics.timed("wait"):
+                lease = await self.claim(self._columns, num_groups=size - taken, step=self.step)
             self.activity = f"step {self.step}: training on {taken} to {taken + len(set(lease.group_ids))} of {size} groups"
             with metrics.timed("train"):
                 metrics.sums.add(await asyncio.to_thread(self._backend.forward_backward, to_batch(lease)))
@@ -99,21 +101,6 @@ class Actor(Role):
         with metrics.timed("snapshot"):
             await self._publish()
         await self.bus.emit({"kind": "step", "metrics": metrics.finish(finished, asyncio.get_running_loop().time())})
-
-    async def _claim(self, groups: int, metrics: StepMetrics) -> Lease:
-        self.activity = f"step {self.step}: waiting for {groups} groups"
-        started = asyncio.get_running_loop().time()
-        with metrics.timed("wait"):
-            while True:
-                try:
-                    lease = await self.bus.claim(
-                        "actor", self._columns, num_groups=groups, wait_s=60.0, step=self.step, consumer=self.name
-                    )
-                    break
-                except WaitTimeout as timeout:
-                    self.activity = f"step {self.step}: waiting for {timeout.reason}"
-        self.waited_s += asyncio.get_running_loop().time() - started
-        return lease
 
     # -- weights ------------------------------------------------------------------------------------------------------
     async def _publish(self) -> None:

@@ -4,13 +4,10 @@ consumes: whole groups with rewards          waits for: rollout
 produces: the column `advantages`            unblocks:  actor
 """
 
-import asyncio
-
 import numpy as np
 
 from relax.algorithms.table import advantages
 from relax.bus.transfer_queue import Lease
-from relax.errors import WaitTimeout
 from relax.roles.role import Role
 from relax.types import Ragged
 
@@ -23,15 +20,7 @@ class Advantages(Role):
     async def run(self) -> None:
         while True:
             self.activity = "waiting for rewarded groups"
-            started = asyncio.get_running_loop().time()
-            try:
-                lease = await self.bus.claim(
-                    "advantages", ("reward", "loss_mask"), num_groups=_MAX_GROUPS, wait_s=60.0, consumer=self.name
-                )
-            except WaitTimeout:
-                continue
-            finally:
-                self.waited_s += asyncio.get_running_loop().time() - started
+            lease = await self.claim(("reward", "loss_mask"), num_groups=_MAX_GROUPS)
             self.activity = f"computing {len(lease.row_ids)} rows"
             await self._compute(lease)
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
-from relax.errors import WaitTimeout
 from relax.roles.role import MakeBackend, Role
 from relax.train.backend import TrainBackend, TrainBatch
 from relax.types import Ragged, WeightManifest
@@ -49,15 +48,7 @@ class LogprobRole(Role):
     async def _serve(self) -> None:
         while True:
             self.activity = "waiting for rows"
-            started = asyncio.get_running_loop().time()
-            try:
-                lease = await self.bus.claim(
-                    self.name, ("tokens", "loss_mask"), num_groups=_MAX_GROUPS, wait_s=60.0, consumer=self.name
-                )
-            except WaitTimeout:
-                continue
-            finally:
-                self.waited_s += asyncio.get_running_loop().time() - started
+            lease = await self.claim(("tokens", "loss_mask"), num_groups=_MAX_GROUPS)
             self.activity = f"computing {len(lease.row_ids)} rows"
             await self._compute(lease)
 

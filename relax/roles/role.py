@@ -2,18 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from relax.bus.transfer_queue import TransferQueue
+from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
 from relax.engines.engine import Engine
-from relax.errors import BusGone, RelaxError
+from relax.errors import BusGone, RelaxError, WaitTimeout
 from relax.train.backend import TrainBackend
 
 # What makes the back end and the engines that roles compute with; tests hand in ones that compute nothing.
 MakeBackend = Callable[[RunConfig], TrainBackend]
 MakeEngine = Callable[[RunConfig, str], Engine]
+
+_CLAIM_S = 60.0  # how often a wait's reason is renewed
 
 log = logging.getLogger("relax.roles")
 
@@ -38,6 +40,21 @@ class Role:
 
     async def stop(self) -> None:
         """Frees what `start` took."""
+
+    async def claim(self, columns: Sequence[str], *, num_groups: int, step: int | None = None) -> Lease:
+        """Groups that are ready for this role, as `TransferQueue.claim`; waits as long as it takes and says for what."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            while True:
+                try:
+                    return await self.bus.claim(
+                        self.name, columns, num_groups=num_groups, wait_s=_CLAIM_S, step=step, consumer=self.name
+                    )
+                except WaitTimeout as timeout:
+                    self.activity = f"waiting for {timeout.reason}"
+        finally:
+            self.waited_s += loop.time() - started
 
     def status(self) -> dict[str, Any]:
         """JSON values for `GET /{role}/status`."""
