@@ -18,5 +18,3 @@ class ServicesConfig(Section):
     """Longest time for the roles to start, in seconds."""
     progress_timeout_s: float = Field(600.0, gt=0)
     """Stop with the reason when no step ends and no sample arrives for so long."""
-    max_restarts: int = Field(3, ge=0)
-    """How often a role is restarted in place before the run stops with the first error."""

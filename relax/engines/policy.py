@@ -43,6 +43,7 @@ class Policy:
 
     def __init__(self, model: ModelConfig, device: torch.device, *, use_fused: bool) -> None:
         # here, since importing transformers takes seconds that a check or a help page need not spend
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.initialization import no_init_weights
 
@@ -56,7 +57,7 @@ class Policy:
             # No weights yet: shapes without storage for the fused path, storage without values for the other.
             with torch.device("meta") if is_fused else nullcontext(), no_init_weights():
                 skeleton = AutoModelForCausalLM.from_config(config, dtype=self.dtype, **options)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
             raise ModelError(
                 f"model.path = {model.path!r} is not a causal language model that can be built: {error}"
             ) from error

@@ -20,6 +20,7 @@ def load_model(config: ModelConfig, device: torch.device) -> Any:
     and weights that do not fill the model or do not fit it. Nothing is downloaded.
     """
     # here, since importing transformers takes seconds that a check or a help page need not spend
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -33,7 +34,7 @@ def load_model(config: ModelConfig, device: torch.device) -> Any:
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         raise ModelError(f"model.path = {config.path!r} cannot be loaded as a causal language model: {error}") from error
     for what, names in (("without weights in the folder", info["missing_keys"]), ("of another shape", info["mismatched_keys"])):
         if names:

@@ -1,6 +1,8 @@
-"""Names of published tensors, and taking another's weights."""
+"""Names of published tensors, taking another's weights, and models that cannot be loaded."""
 
 import itertools
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +11,11 @@ import torch
 from torch import nn
 from train_batches import make_batch
 
-from relax.errors import WeightSyncError
-from relax.train.loading import named_weights
+from relax.config.model import ModelConfig
+from relax.config.rollout import LocalEngineConfig
+from relax.engines.local import LocalEngine
+from relax.errors import ModelError, WeightSyncError
+from relax.train.loading import load_model, named_weights
 from relax.train.torch_backend import TorchBackend
 from relax.types import WeightManifest
 from relax.weights.digest import content_digest
@@ -77,3 +82,16 @@ def test_weights_that_do_not_compute_what_was_announced_are_refused(make_run, pu
         follower.load_weights(publish(TorchBackend(make_run("llama"))))
     assert follower.canary() == before
     assert follower.load_weights(manifest) < 1e-5
+
+
+def test_a_config_that_contradicts_itself_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "contradiction"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["layer_types"] = ["full_attention"] * (config["num_hidden_layers"] + 1)
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ModelConfig(path=str(folder))
+    with pytest.raises(ModelError, match="contradiction"):
+        load_model(model, torch.device("cpu"))
+    with pytest.raises(ModelError, match="contradiction"):
+        LocalEngine(model, LocalEngineConfig())
