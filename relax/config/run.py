@@ -26,8 +26,8 @@ class RunSection(Section):
     seed: int = 0
     """Seed of data order and sampling."""
     deterministic: bool = False
-    """Fix batch shapes, so that seed and weights give the same tokens whatever else is in flight; slower. Which weights sample a
-    token is a matter of timing unless `rollout.max_staleness = 0`."""
+    """Fix batch shapes, so that seed and weights give the same tokens whatever else is in flight; slower. Which weights sample
+    a token is a matter of timing unless `rollout.max_staleness = 0`."""
     runtime: Literal["ray", "inprocess"] = "ray"
     """`ray`: every role a Ray Serve deployment; `inprocess`: the same roles in this process, without Ray."""
     ray_address: str | None = None
