@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from transformers.utils import logging
 
 from relax.algorithms.table import advantages
 from relax.bus.core import Core
@@ -163,4 +164,5 @@ async def train(config: RunConfig) -> list[float]:
 
 
 if __name__ == "__main__":
+    logging.disable_progress_bar()  # of loading the model
     asyncio.run(train(load_config(RUN_FILE, sys.argv[1:])))

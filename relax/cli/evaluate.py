@@ -10,6 +10,7 @@ from relax.bus.core import Core
 from relax.config import RunConfig, load_config
 from relax.engines.pool import EnginePool
 from relax.errors import ConfigError
+from relax.models.folder import read_model_folder
 from relax.rewards.pool import RewardPool
 from relax.roles.build import make_backend, make_engine, queue_limits
 from relax.roles.engine_host import EngineHost
@@ -26,6 +27,7 @@ def evaluate(run_file: Path, overrides: list[str], *, model: Path | None = None,
     config = load_config(run_file, overrides)
     if config.eval is None:
         raise ConfigError(f"{run_file} has no [eval] section: relax eval needs eval.data to know the held-out prompts")
+    read_model_folder(config.model)  # whose errors name what is missing, before anything is started
     metrics, samples = asyncio.run(_evaluate(config))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

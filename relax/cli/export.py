@@ -6,6 +6,7 @@ from pathlib import Path
 
 from relax.config import load_config
 from relax.errors import CheckpointError, ConfigError
+from relax.observe.run_folder import RunFolder
 
 
 def export_run(run_dir: Path, out: Path, step: int | None = None) -> Path:
@@ -14,12 +15,10 @@ def export_run(run_dir: Path, out: Path, step: int | None = None) -> Path:
     The folder is complete or not there. Raises `ConfigError` when `run_dir` is no run folder or `out` exists,
     `CheckpointError` when there is no such checkpoint.
     """
-    config_file = run_dir / "config.json"
-    if not config_file.is_file():
-        raise ConfigError(f"{run_dir} is not a run folder: it has no config.json")
+    RunFolder(run_dir).check_is_run()
     if out.exists():
         raise ConfigError(f"{out} is there already: remove it, or export to another folder")
-    config = load_config(config_file)
+    config = load_config(run_dir / "config.json")
     # here, since torch and transformers take seconds to import and a mistake in the paths should show at once
     from relax.roles.actor import BACKEND_FOLDER
     from relax.train.checkpoint import CheckpointStore

@@ -8,6 +8,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+from relax.cli.command import typed
 from relax.errors import ConfigError
 
 # kind -> the files that are written: template, and the name of the file
@@ -51,7 +52,7 @@ def new(kind: str, name: str, folder: Path = Path()) -> list[Path]:
 def next_steps(kind: str, name: str, folder: Path = Path()) -> list[str]:
     """Commands to type after `new`, in order."""
     change = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
-    return change + [command.format(name=name) for command in NEXT[kind]]
+    return change + [typed(command.format(name=name), folder) for command in NEXT[kind]]
 
 
 def _check_name(kind: str, name: str, folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from relax.cli.check import check_config
+from relax.cli.command import typed
 from relax.config import RunConfig, load_config
 from relax.control.controller import Controller, RunResult
 from relax.control.runtime import Runtime
@@ -60,14 +61,12 @@ def _already_finished(run_dir: Path, step: int, num_steps: int) -> str:
 
 
 def _resume_command(run_dir: Path) -> str:
-    return f"relax train --resume {shlex.quote(str(run_dir))}"
+    return typed(f"relax train --resume {shlex.quote(str(run_dir))}")
 
 
 def _resumed(run_dir: Path, overrides: list[str]) -> tuple[RunConfig, Path]:
-    config_file = run_dir / "config.json"
-    if not config_file.is_file():
-        raise ConfigError(f"{run_dir} is not a run folder: it has no config.json")
-    return load_config(config_file, overrides), run_dir
+    RunFolder(run_dir).check_is_run()
+    return load_config(run_dir / "config.json", overrides), run_dir
 
 
 def _fresh(folder: RunFolder, overwrite: bool) -> None:
@@ -195,7 +194,7 @@ def _end_children() -> None:
 
 
 def _summary(config: RunConfig, run_dir: Path, result: RunResult) -> str:
-    lines = [f"\n{config.run.name}: {result.step} steps in {result.seconds:.0f} s"]
+    lines = [f"\n{config.run.name}: step {result.step} reached {result.seconds:.0f} s after the roles were started"]
     if result.first_reward is not None and result.last_reward is not None:
         lines.append(f"  training reward     {result.first_reward:.3f} -> {result.last_reward:.3f}")
     if len(result.evaluations) > 1:
@@ -210,9 +209,9 @@ def _summary(config: RunConfig, run_dir: Path, result: RunResult) -> str:
         f"  run folder          {run_dir}",
         f"  exported model      {run_dir / 'hf'}",
         "what next:",
-        f"  relax status {quoted}",
+        f"  {typed(f'relax status {quoted}')}",
         f"  {_resume_command(run_dir)} train.num_steps={2 * config.train.num_steps}",
-        f"  tensorboard --logdir {shlex.quote(str(run_dir / 'tb'))}",
+        f"  {typed(f'tensorboard --logdir {quoted}/tb')}",
         "",
     ]
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Raw rows out of jsonl and parquet files, and out of folders that Hugging Face `datasets` saved."""
 
+import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def read_files(path: Path) -> Iterator[RawRow]:
 
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        near = sorted(item.name for item in path.parent.iterdir())[:10] if path.parent.is_dir() else []
+        near = _near(path) if path.parent.is_dir() else []
         hint = f"; {path.parent} has {', '.join(near)}" if near else ""
         raise DataError(f"data.path = {str(path)!r}: no such file or folder{hint}")
     if path.is_file():
@@ -59,6 +60,13 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
+def _near(path: Path) -> list[str]:
+    """What could have been meant: files that can be read and folders beside `path`, the most alike first."""
+    names = [item.name for item in path.parent.iterdir() if item.suffix.lower() in SUFFIXES or item.is_dir()]
+    shown = sorted(name for name in names if not name.startswith("."))
+    return sorted(shown, key=lambda name: -difflib.SequenceMatcher(None, path.name, name).ratio())[:8]
+
+
 def _read_jsonl(file: Path, name: str) -> Iterator[RawRow]:
     try:
         with file.open("rb") as lines:
@@ -74,11 +82,14 @@ def _read_jsonl(file: Path, name: str) -> Iterator[RawRow]:
                     yield place, key, BadRow(f"not UTF-8: byte {line[error.start]:#04x} at position {error.start} of the line")
                 except RecursionError:
                     yield place, key, BadRow("not JSON that can be read: it is nested too deeply")
-                except ValueError as error:
+                except ValueError as error:  # a number of too many digits is a plain ValueError
                     hint = (
                         "; the file holds one JSON document, and one a line is needed" if number == 1 and _is_open(line) else ""
                     )
-                    yield place, key, BadRow(f"not JSON: {error}{hint}")
+                    what = (
+                        f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+                    )
+                    yield place, key, BadRow(f"not JSON: {what}{hint}")
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
 

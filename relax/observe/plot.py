@@ -137,7 +137,7 @@ def _time(panel: Any, rows: Sequence[Row]) -> None:
     panel.set_ylabel("% of a step")
     panel.set_xlabel("step")
     if panel.get_legend_handles_labels()[0]:
-        panel.legend(loc="upper right", ncols=2)
+        panel.legend(loc="center right", ncols=2, fontsize=8, framealpha=0.85, frameon=True, edgecolor="none")
     _, speeds = _series(rows, "tokens_per_s")
     if speeds:
         text = f"{sum(speeds) / len(speeds):,.0f} tokens/s"
@@ -158,7 +158,9 @@ def _finish(panel: Any, rows: Sequence[Row], evaluations: Sequence[Row]) -> None
 def _title(config: dict[str, Any], rows: Sequence[Row]) -> str:
     name = config.get("run", {}).get("name", "run")
     algorithm = config.get("algorithm", {}).get("type")
-    length = f"{rows[-1]['step']} steps in {_duration(rows[-1]['time_s'])}" if rows and rows[-1].get("time_s") else ""
+    # The steps' own times, since the clock of a run begins anew when it is resumed.
+    seconds = sum(row.get("step_s") or 0.0 for row in rows)
+    length = f"{rows[-1]['step']} steps in {_duration(seconds)}" if seconds else ""
     return "  ·  ".join(part for part in (name, algorithm.upper() if algorithm else "", length) if part)
 
 

@@ -103,7 +103,9 @@ class RunFolder:
         if (self.path / "config.json").is_file():
             return
         if not self.path.is_dir():
-            raise ConfigError(f"{self.path} is not a run folder: there is no such folder")
+            raise ConfigError(
+                f"{self.path} is not a run folder: {'it is a file' if self.path.exists() else 'there is no such folder'}"
+            )
         inside = sorted(
             child.parent.name for child in self.path.glob("*/config.json") if (child.parent / "state.json").exists()
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from relax.cli.command import typed
 from relax.cli.new import new, next_steps
 from relax.config import load_config
 from relax.config.data import GeneratorDataConfig
@@ -34,18 +35,45 @@ def test_a_new_run_file_is_valid_and_named(tmp_path: Path) -> None:
     [path] = new("run", "first-run", tmp_path / "deeper")
     config = load_config(path)
     assert (config.run.name, config.reward.type) == ("first-run", "math")
-    assert next_steps("run", "first-run", tmp_path)[1:] == ["relax check first-run.toml", "relax train first-run.toml"]
+    steps = next_steps("run", "first-run", tmp_path)[1:]
+    assert [step.removeprefix(f"{Path(sys.executable).parent}/") for step in steps] == [
+        "relax check first-run.toml",
+        "relax train first-run.toml",
+    ]
+
+
+def test_what_is_written_passes_the_lint_of_the_repository_it_is_made_in(tmp_path: Path) -> None:
+    written = [*new("reward", "linted_reward", tmp_path), *new("data", "linted_data", tmp_path)]
+    settings = ["--no-cache", "--config", str(Path(__file__).parents[3] / "pyproject.toml")]
+    for verb in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *verb, *settings, *map(str, written)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_command_is_shown_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    program = folder / "relax"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert typed("relax status x", tmp_path) == ".venv/bin/relax status x"
+    assert typed("relax status x", tmp_path / "elsewhere") == f"{program} status x"
+    monkeypatch.setenv("PATH", str(folder))
+    assert typed("relax status x", tmp_path) == "relax status x"
 
 
 @pytest.mark.parametrize("kind", ["reward", "data", "run"])
 def test_nothing_is_overwritten_and_nothing_half_written(kind: str, tmp_path: Path) -> None:
-    last = new(kind, "mine", tmp_path)[-1]
+    last = new(kind, "overwritten", tmp_path)[-1]
     for path in tmp_path.iterdir():
         if path != last:
             path.unlink()
     last.write_text("precious")
     with pytest.raises(ConfigError, match="is there already"):
-        new(kind, "mine", tmp_path)
+        new(kind, "overwritten", tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
 
 

@@ -116,7 +116,10 @@ def test_a_malformed_row_is_named_or_counted(tmp_path: Path, row: str | bytes, w
 
 def test_what_is_not_there_or_empty_is_said(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    with pytest.raises(DataError, match=r"no such file or folder; .* has train\.jsonl"):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "README.md").write_text("")
+    write(tmp_path, GOOD, name="a.jsonl")
+    with pytest.raises(DataError, match=r"no such file or folder; .* has train\.jsonl, a\.jsonl$"):
         open_file(tmp_path / "tran.jsonl")
     with pytest.raises(DataError, match="there are no rows"):
         open_file(write(tmp_path, "", "", name="empty.jsonl"))

@@ -240,9 +240,11 @@ async def test_answers_and_metadata_of_any_json_kind_arrive() -> None:
 
 async def test_files_of_the_working_directory_do_not_hide_pythons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('hidden')\n")
-    (tmp_path / "mine.py").write_text("import random\ndef f(prompt, response, answer, metadata):\n    return random.random()\n")
+    (tmp_path / "noise.py").write_text(
+        "import random\ndef f(prompt, response, answer, metadata):\n    return random.random()\n"
+    )
     monkeypatch.chdir(tmp_path)
-    async with Running(FunctionRewardConfig(path="mine:f")) as pool:
+    async with Running(FunctionRewardConfig(path="noise:f")) as pool:
         assert (await pool.score(PROMPT, ["x"]))[0].outcome is Outcome.OK
 
 
