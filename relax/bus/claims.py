@@ -2,59 +2,18 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
+from relax.bus.claim import Claim, Task
 from relax.bus.groups import Group
 from relax.bus.leases import Held, LeaseTable
+from relax.bus.order import IssueOrder
 from relax.bus.rows import Rows
 from relax.bus.sampler import ReadyIndex, shards
-from relax.bus.staleness import Places
+from relax.bus.staleness import Places, age_at, due_step, leaves_behind
 from relax.bus.tickets import Tickets
 from relax.bus.transfer_queue import QueueLimits, Ticket
 from relax.bus.waits import Waits
 from relax.errors import BusError
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a consumer asks for; the arguments of `TransferQueue.claim`."""
-
-    task: str
-    columns: frozenset[str]
-    num_groups: int
-    step: int | None
-    consumer: str
-    rank: int
-    num_ranks: int
-
-    def check(self, limits: QueueLimits) -> None:
-        if self.num_groups < 1:
-            raise BusError(f"claim of {self.task}: num_groups = {self.num_groups} must be at least 1")
-        if not 0 <= self.rank < self.num_ranks:
-            raise BusError(f"claim of {self.task}: rank {self.rank} is not among {self.num_ranks} ranks")
-        if self.step is not None and not 0 <= self.step < limits.num_steps:
-            raise BusError(f"claim of {self.task}: step {self.step} is outside the run's {limits.num_steps} steps")
-
-
-@dataclass(slots=True)
-class Task:
-    """One consumer's view. `held`: groups under a lease of this task; `planned`: shards that their ranks have not fetched."""
-
-    name: str
-    indexes: dict[frozenset[str], ReadyIndex] = field(default_factory=dict)
-    places: Places | None = None
-    held: dict[int, Held] = field(default_factory=dict)
-    planned: dict[Claim, list[deque[Held]]] = field(default_factory=dict)
-
-    def update(self, group: Group) -> bool:
-        """The group came, came back or got a column."""
-        if group.issue in self.held or self.name in group.done:
-            return False
-        return sum(index.update(group) for index in self.indexes.values()) > 0
-
-    def discard(self, group: Group) -> None:
-        for index in self.indexes.values():
-            index.discard(group.issue)
 
 
 class Claims:
@@ -65,23 +24,27 @@ class Claims:
         self.tasks: dict[str, Task] = {}
         self.ages: Counter[int] = Counter()  # of trained groups
         self.num_violations = 0
+        self.num_masked = 0  # trained groups with tokens that were too old
 
     # -- events -------------------------------------------------------------------------------------------------------
     def admitted(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
-            for places in self._all_places():
-                places.add(ticket.version)
+            for task in self.tasks.values():
+                if task.places is not None:
+                    task.places.add(self._due(ticket))
+                if task.order is not None:
+                    task.order.push(ticket.issue)
 
     def withdrawn(self, ticket: Ticket) -> None:
         """A ticket was forfeited or taken back."""
         for places in self._all_places():
-            places.remove(ticket.version)
+            places.remove(self._due(ticket))
         self._notify_all()
 
     def arrived(self, group: Group, ticket: Ticket) -> None:
         for places in self._all_places():
-            places.remove(ticket.version)
-            places.add(group.version)
+            places.remove(self._due(ticket))
+            places.add(group.due)
         self.completed([group])
 
     def completed(self, groups: Sequence[Group]) -> None:
@@ -97,27 +60,37 @@ class Claims:
             task.discard(group)
             if held is not None:
                 self._leases.take_from(held, group)
-            if task.places is not None and self.is_counted(task, group, held):
+            if task.places is not None and (held is not None or task.name not in group.done):
                 if held is not None and held.step is not None:
                     task.places.give_back(held.step, None)
                 elif held is None:
-                    task.places.remove(group.version)
+                    task.places.remove(group.due)
+        self._notify_all()
+
+    def rewound(self, step: int, how: str) -> None:
+        """Every group and ticket is gone, every lease ends, and step `step` is the next one."""
+        for held in self._leases.all():
+            self._leases.end(held, how)
+        for task in self.tasks.values():
+            task.held.clear()
+            task.planned.clear()
+            task.indexes.clear()
+            if task.places is not None:
+                task.places.rewind(step)
+            if task.order is not None:
+                task.order.clear()
         self._notify_all()
 
     def is_leased(self, issue: int) -> bool:
         """Whether somebody has a lease that was given with this issue in it."""
         return self._leases.has_lost(issue) or any(issue in task.held for task in self.tasks.values())
 
-    @staticmethod
-    def is_counted(task: Task, group: Group, held: Held | None) -> bool:
-        return held is not None or task.name not in group.done
-
     # -- claiming -----------------------------------------------------------------------------------------------------
     def attempt(self, claim: Claim) -> Held | None:
         """A lease, if one can be had now."""
         self.expire()
         task = self.tasks.setdefault(claim.task, Task(claim.task))
-        key = Claim(claim.task, claim.columns, 0, claim.step, "", 0, claim.num_ranks)
+        key = claim.plan_key
         queues = task.planned.get(key) or [deque() for _ in range(claim.num_ranks)]
         if not queues[claim.rank]:
             for rank, shard in enumerate(self._plan(task, claim)):
@@ -136,26 +109,62 @@ class Claims:
 
     def _plan(self, task: Task, claim: Claim) -> list[list[Group]]:
         """The shards of all ranks, taken out of the ready sets; an empty list when there is nothing to give yet."""
-        index = self.index(task, claim.columns)
-        places, step = task.places, claim.step
+        index, step, left = self.index(task, claim.columns), claim.step, None
         if step is not None:
             places = self._open_places(task)
             self._check_step(task, places, step)
-        left = places.free(step) if places is not None and step is not None else None
-
-        groups = index.take(claim.num_groups * claim.num_ranks, lambda version: _take_place(places, step, version))
+            left = places.free(step)
+        fewest = claim.fewest(left)
+        if len(index) < fewest:
+            return []
+        most = claim.num_groups * claim.num_ranks
+        if step is not None and task.order is not None:
+            groups = self._take_in_order(task, index, step, most)
+        else:
+            groups = index.take(most, lambda due: self._take_place(task, step, due))
         count = len(groups)
-        if left is not None:
+        if left is not None and count < left:
             # every rank gets as many groups as the others, unless this is the rest of the step
-            if count < min(claim.num_ranks, left):
-                count = 0
-            elif count < left:
-                count -= count % claim.num_ranks
+            count -= count % claim.num_ranks
+        if count < fewest:
+            count = 0
         for group in groups[count:]:
             self._give_back(task, group, step)
         for group in groups[:count]:
             task.discard(group)
         return shards(groups[:count], claim.num_ranks) if count else []
+
+    def _take_place(self, task: Task, step: int | None, due: int) -> bool:
+        """Takes a place for a group due by step `due`, if it may have one."""
+        places = task.places
+        if places is not None and step is None:
+            places.remove(due)
+        elif places is not None and step is not None:
+            fits = due >= step and places.free(step) > 0 if leaves_behind(self._limits) else places.may_take(step, due)
+            if not fits:
+                return False
+            places.take(step, due)
+        return True
+
+    def _take_in_order(self, task: Task, index: ReadyIndex, step: int, most: int) -> list[Group]:
+        """The lowest issues, as long as each is ready; none of them is ever passed over."""
+        assert task.places is not None
+        assert task.order is not None
+        taken: list[Group] = []
+        while len(taken) < most and task.places.is_next_free(step):
+            issue = task.order.head(lambda issue: self._is_open(task, issue))
+            group = index.ready.get(issue) if issue is not None else None
+            if group is None or group.due < step:
+                break
+            task.order.pop()
+            index.discard(group.issue)
+            task.places.take(step, group.due)
+            taken.append(group)
+        return taken
+
+    def _is_open(self, task: Task, issue: int) -> bool:
+        group = self._rows.groups.get(issue)
+        return task.is_open(group) if group is not None else issue in self._tickets.prompts
 
     def _reserve(self, task: Task, claim: Claim, groups: list[Group]) -> Held:
         held = self._leases.open(task.name, claim.step, claim.consumer, groups)
@@ -168,12 +177,12 @@ class Claims:
             raise BusError(f"claim of {task.name}: step {step} is trained already; the next is {places.next_step}")
         if places.free(step) == 0:
             raise BusError(f"claim of {task.name}: all {places.prompts_per_step} groups of step {step} are claimed already")
-        old = places.too_old()
-        if old is not None:
+        due = None if leaves_behind(self._limits) else places.too_old()
+        if due is not None:
             self.num_violations += 1
             raise BusError(
-                f"claim of {task.name}: a group of version {old} waits, but step {places.next_step} may only consume version "
-                f"{places.next_step - self._limits.max_staleness} or newer; this is a fault of the transfer queue"
+                f"claim of {task.name}: a group waits that was due by step {due}, and step {places.next_step} is the next; "
+                "this is a fault of the transfer queue"
             )
 
     def index(self, task: Task, columns: frozenset[str]) -> ReadyIndex:
@@ -185,11 +194,14 @@ class Claims:
 
     def _open_places(self, task: Task, next_step: int = 0) -> Places:
         if task.places is None:
-            task.places = Places(self._limits.prompts_per_step, self._limits.max_staleness, next_step)
+            task.places = Places(self._limits.prompts_per_step, next_step)
+            groups = self.open_groups(task)
             for ticket in self._tickets.in_flight.values():
-                task.places.add(ticket.version)
-            for group in self.open_groups(task):
-                task.places.add(group.version)
+                task.places.add(self._due(ticket))
+            for group in groups:
+                task.places.add(group.due)
+            if self._limits.in_order:
+                task.order = IssueOrder([*self._tickets.in_flight, *self._tickets.again, *(group.issue for group in groups)])
             self._waits.notify("room")
         return task.places
 
@@ -242,12 +254,16 @@ class Claims:
             )
 
     def _retire(self, group: Group, step: int | None) -> None:
+        age = 0
         if step is not None:
-            age = step - group.version
-            if age > self._limits.max_staleness:
+            age = age_at(self._limits, group.version, step)
+            if age > self._limits.max_staleness and self._limits.on_stale == "mask" and group.due >= step:
+                self.num_masked += 1
+                age = self._limits.max_staleness  # what is older is left out of the loss
+            elif age > self._limits.max_staleness:
                 self.num_violations += 1
             self.ages[age] += 1
-        self._tickets.trained(group.issue, step)
+        self._tickets.trained(group.issue, step, age)
         self._rows.remove(group)
         self.removed(group)
 
@@ -256,12 +272,7 @@ class Claims:
         task = self.tasks[held.task]
         self._leases.end(held, how)
         if not held.delivered:
-            for key, queues in list(task.planned.items()):
-                for queue in queues:
-                    if held in queue:
-                        queue.remove(held)
-                if not any(queues):
-                    del task.planned[key]
+            task.forget_plan(held)
         for group in held.groups:
             group.returned = True
             del task.held[group.issue]
@@ -270,9 +281,11 @@ class Claims:
 
     def _give_back(self, task: Task, group: Group, step: int | None) -> None:
         if task.places is not None and step is None:
-            task.places.add(group.version)
+            task.places.add(group.due)
         elif task.places is not None and step is not None:
-            task.places.give_back(step, group.version)
+            task.places.give_back(step, group.due)
+        if task.order is not None:
+            task.order.push(group.issue)
         task.update(group)
 
     def expire(self) -> None:
@@ -281,24 +294,31 @@ class Claims:
             self.give_back(held, f"ran past its {self._leases.lease_s:g} s and its rows went back to the queue")
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def is_needed(self, version: int) -> bool:
-        """Whether the next step cannot be completed from what is in the queue, and a ticket of `version` would help."""
-        for task in self.tasks.values():
-            if task.places is not None:
-                present = Counter(group.version for group in self.open_groups(task))
-                before = task.places.takeable(present)
-                if (
-                    before < task.places.free(task.places.next_step)
-                    and task.places.takeable(present + Counter([version])) > before
-                ):
-                    return True
-        return not self._rows.groups
+    def is_needed(self, ticket: Ticket) -> bool:
+        """Whether the next step cannot be completed from what is in the queue, and this ticket's group would help."""
+        return not self._rows.groups or any(self._helps(task, ticket) for task in self.tasks.values())
+
+    def _helps(self, task: Task, ticket: Ticket) -> bool:
+        places = task.places
+        if places is None:
+            return False
+        free, groups = places.free(places.next_step), self.open_groups(task)
+        if task.order is not None:
+            issues = [*(group.issue for group in groups), *self._tickets.in_flight, *self._tickets.again]
+            return sum(issue < ticket.issue for issue in issues) < free
+        if leaves_behind(self._limits):
+            return sum(group.due >= places.next_step for group in groups) < free
+        present = Counter(group.due for group in groups)
+        before = places.takeable(present)
+        return before < free and places.takeable(present + Counter([self._due(ticket)])) > before
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def open_groups(self, task: Task) -> list[Group]:
         """Groups with rows that the task has not had; a scan, for rare events only."""
-        groups = self._rows.groups.values()
-        return [group for group in groups if group.issue not in task.held and task.name not in group.done]
+        return [group for group in self._rows.groups.values() if task.is_open(group)]
+
+    def _due(self, ticket: Ticket) -> int:
+        return due_step(self._limits, ticket.version)
 
     def _all_places(self) -> list[Places]:
         return [task.places for task in self.tasks.values() if task.places is not None]
@@ -309,14 +329,3 @@ class Claims:
     def _notify_all(self) -> None:
         for task in self.tasks.values():
             self._notify(task)
-
-
-def _take_place(places: Places | None, step: int | None, version: int) -> bool:
-    """Takes a place for a group of `version`, if it may have one."""
-    if places is not None and step is None:
-        places.remove(version)
-    elif places is not None and step is not None:
-        if not places.may_take(step, version):
-            return False
-        places.take(step, version)
-    return True

@@ -6,36 +6,27 @@ valid after it is acknowledged.
 """
 
 import asyncio
-import itertools
-import math
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import zmq
 
-from relax.bus.address import socket_path
 from relax.bus.arena import ArenaView
+from relax.bus.calls import Calls
 from relax.bus.columns import join
 from relax.bus.packing import Bytes, pack, unpack
-from relax.bus.processes import ProcessId, this_process
 from relax.bus.schema import check_column
 from relax.bus.transfer_queue import Lease, Ticket
-from relax.bus.wire import INLINE, INLINE_LIMIT, NOTICE, Channel, Payload, decode, decode_error, encode, part
-from relax.errors import BusError, BusGone
+from relax.bus.wire import INLINE, INLINE_LIMIT, Payload, part
 from relax.types import Column, WeightManifest
 
-BEAT_S = 1.0
-SILENCE_BEATS = 8
-ANSWER_S = 60.0
-"""Longest time for an answer, beyond what the call itself may wait: a living core answers in milliseconds."""
-_MAX_WAIT_S = 1e7
 
+async def connect(address: str, *, name: str = "", wait_s: float = 10.0, drop: Callable[[], bool] | None = None) -> "BusClient":
+    """A client of the queue at `address`; `name` says who it is. Raises `BusGone` when nobody answers in `wait_s`.
 
-async def connect(address: str, *, name: str = "", wait_s: float = 10.0) -> "BusClient":
-    """A client of the queue at `address`; `name` says who it is. Raises `BusGone` when nobody answers in `wait_s`."""
-    client = BusClient(address, name)
+    `drop`: for rehearsals, asked for each message that goes out or comes in; true loses it.
+    """
+    client = BusClient(address, name, drop=drop)
     await client.open(wait_s)
     return client
 
@@ -43,32 +34,16 @@ async def connect(address: str, *, name: str = "", wait_s: float = 10.0) -> "Bus
 class BusClient:
     """A `TransferQueue` over a socket. Use it from the event loop that `connect` ran in."""
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, name: str, *, drop: Callable[[], bool] | None = None) -> None:
         self.address, self.name = address, name
-        self._numbers = itertools.count(NOTICE + 1)
-        self._pending: dict[int, asyncio.Future[tuple[Any, bytes]]] = {}
+        self._calls = Calls(address, name, drop)
+        self._call = self._calls.call
         self._arena = ArenaView()
         self._spare: list[Any] | None = None  # a block of the core's memory that is ours to write
-        self._gone: BusGone | None = None
-        self._incarnation = -1
-        self._silent_beats = 0
 
     async def open(self, wait_s: float) -> None:
         """Connects; called by `connect`."""
-        socket_path(self.address)
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, b"\x01" + secrets.token_bytes(16))
-        socket.connect(self.address)
-        self._channel = Channel(socket, self._receive)
-        try:
-            async with asyncio.timeout(wait_s):
-                answer, _ = await self._call("hello", {"name": self.name, "process": this_process()})
-        except TimeoutError as error:
-            self._channel.close()
-            raise BusGone(f"no transfer queue answers at {self.address} within {wait_s:g} s") from error
-        self._incarnation, self._lease_s = answer["incarnation"], answer["lease_s"]
-        self._server = ProcessId(*answer["process"])
-        self._heart = asyncio.create_task(self._beat(), name="relax-bus-heart")
+        await self._calls.open(wait_s)
 
     # -- admission ----------------------------------------------------------------------------------------------------
     async def admit(self, count: int, wait_s: float) -> list[Ticket]:
@@ -105,13 +80,14 @@ class BusClient:
         *,
         num_groups: int,
         wait_s: float,
+        at_least: int = 1,
         step: int | None = None,
         consumer: str = "",
         rank: int = 0,
         num_ranks: int = 1,
     ) -> Lease:
         arguments = {"task": task, "columns": list(columns), "num_groups": num_groups, "step": step}
-        arguments |= {"consumer": consumer, "rank": rank, "num_ranks": num_ranks}
+        arguments |= {"at_least": at_least, "consumer": consumer, "rank": rank, "num_ranks": num_ranks}
         answer, payload = await self._call("claim", arguments, wait_s=wait_s)
         lease_id, row_ids, group_ids, packed, paths = answer
 
@@ -120,7 +96,10 @@ class BusClient:
             return part(payload, where) if segment == INLINE else self._arena.view(paths[segment], offset, size)
 
         joined = {name: join([unpack(piece, fetch) for piece in parts]) for name, parts in packed.items()}
-        return Lease(lease_id, task, tuple(row_ids), tuple(group_ids), joined, self._lease_s)
+        return Lease(lease_id, task, tuple(row_ids), tuple(group_ids), joined, self._calls.lease_s)
+
+    async def renew(self, lease_ids: Sequence[str]) -> None:
+        await self._call("renew", {"lease_ids": list(lease_ids)})
 
     async def ack(self, lease_ids: Sequence[str], *, step: int | None = None) -> None:
         await self._call("ack", {"lease_ids": list(lease_ids), "step": step})
@@ -128,13 +107,16 @@ class BusClient:
     async def release(self, lease_id: str) -> None:
         await self._call("release", {"lease_id": lease_id})
 
-    async def drop(self, row_ids: Sequence[int], reason: str) -> None:
-        await self._call("drop", {"row_ids": list(row_ids), "reason": reason})
+    async def drop(self, row_ids: Sequence[int], reason: str, *, reissue: bool = False) -> None:
+        await self._call("drop", {"row_ids": list(row_ids), "reason": reason, "reissue": reissue})
+
+    async def rewind(self, step: int) -> None:
+        await self._call("rewind", {"step": step})
 
     # -- policy versions ----------------------------------------------------------------------------------------------
-    async def subscribe(self, subscriber: str) -> None:
+    async def subscribe(self, subscriber: str, *, takes_turns: bool = False) -> None:
         """As the face says; the subscription ends with this client."""
-        await self._call("subscribe", {"subscriber": subscriber})
+        await self._call("subscribe", {"subscriber": subscriber, "takes_turns": takes_turns})
 
     async def unsubscribe(self, subscriber: str) -> None:
         await self._call("unsubscribe", {"subscriber": subscriber})
@@ -142,9 +124,21 @@ class BusClient:
     async def announce(self, manifest: WeightManifest) -> None:
         await self._call("announce", {"manifest": msgspec.to_builtins(manifest)})
 
-    async def next_manifest(self, subscriber: str, after: int, wait_s: float) -> WeightManifest:
-        manifest, _ = await self._call("next_manifest", {"subscriber": subscriber, "after": after}, wait_s=wait_s)
-        return msgspec.convert(manifest, WeightManifest)
+    async def next_manifest(self, subscriber: str, wait_s: float) -> WeightManifest | None:
+        manifest, _ = await self._call("next_manifest", {"subscriber": subscriber}, wait_s=wait_s)
+        return None if manifest is None else msgspec.convert(manifest, WeightManifest)
+
+    async def recall(self, wait_s: float) -> None:
+        await self._call("recall", {}, wait_s=wait_s)
+
+    async def gave_up(self, subscriber: str) -> None:
+        await self._call("gave_up", {"subscriber": subscriber})
+
+    async def hold_engines(self, holder: str, wait_s: float) -> None:
+        await self._call("hold_engines", {"holder": holder}, wait_s=wait_s)
+
+    async def let_go(self, holder: str) -> None:
+        await self._call("let_go", {"holder": holder})
 
     async def acknowledge(self, subscriber: str, version: int) -> None:
         await self._call("acknowledge", {"subscriber": subscriber, "version": version})
@@ -173,88 +167,10 @@ class BusClient:
 
     async def close(self) -> None:
         """Says goodbye: what this client holds goes back to the queue at once. May be called again."""
-        if self._gone is None:
-            try:
-                async with asyncio.timeout(2.0):
-                    await self._call("bye", {})
-            except (TimeoutError, BusError):
-                pass  # the core is gone, or will find out that this client is
-            self._lose("this client of the transfer queue is closed")
-        self._heart.cancel()
-        await asyncio.gather(self._heart, return_exceptions=True)
-        self._channel.close()
+        await self._calls.close()
         self._arena.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------
-    async def _call(
-        self, operation: str, arguments: dict[str, Any], payload: bytes = b"", *, wait_s: float | None = None
-    ) -> tuple[Any, bytes]:
-        if self._gone is not None:
-            raise BusGone(str(self._gone))
-        if wait_s is not None:
-            arguments["wait_s"] = wait_s = max(0.0, min(wait_s, _MAX_WAIT_S)) if not math.isnan(wait_s) else 0.0
-        try:
-            number = next(self._numbers)
-            header = encode(number, self._incarnation, operation, arguments)
-        except (TypeError, OverflowError) as error:
-            raise BusError(f"{operation}: {error}; only JSON values travel") from error
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[Any, bytes]] = loop.create_future()
-        self._pending[number] = future
-        limit = ANSWER_S + (wait_s or 0.0)
-        timer = loop.call_later(limit, self._give_up, number, operation, limit)
-        self._channel.send([header, payload] if payload else [header])
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._cancel(number)
-            raise
-        finally:
-            timer.cancel()
-            self._pending.pop(number, None)
-
-    def _give_up(self, number: int, operation: str, limit: float) -> None:
-        self._cancel(number)
-        future = self._pending.get(number)
-        if future is not None and not future.done():
-            future.set_exception(BusGone(f"{operation}: the transfer queue at {self.address} gave no answer in {limit:g} s"))
-
-    def _cancel(self, number: int) -> None:
-        if self._gone is None:
-            self._channel.send([encode(next(self._numbers), self._incarnation, "cancel", {"number": number})])
-
-    def _receive(self, frames: list[bytes]) -> None:
-        self._silent_beats = 0
-        number, ok, result = decode(frames[0])
-        if number == NOTICE:
-            self._lose(str(decode_error(result)))
-            return
-        future = self._pending.get(number)
-        if future is None or future.done():
-            return
-        if ok:
-            future.set_result((result, frames[1] if len(frames) > 1 else b""))
-        else:
-            future.set_exception(decode_error(result))
-
-    async def _beat(self) -> None:
-        """Counts beats without an answer, not seconds: a loop that was held up by its own work must not see a dead core."""
-        while self._gone is None:
-            self._channel.send([encode(next(self._numbers), self._incarnation, "ping", {})])
-            await asyncio.sleep(BEAT_S)
-            self._silent_beats += 1
-            if not self._server.is_alive:
-                self._lose(f"the transfer queue's process {self._server.pid} died")
-            elif self._silent_beats > SILENCE_BEATS:
-                self._lose(f"the transfer queue at {self.address} has said nothing for {SILENCE_BEATS * BEAT_S:g} s")
-
-    def _lose(self, why: str) -> None:
-        if self._gone is None:
-            self._gone = BusGone(why)
-            for future in self._pending.values():
-                if not future.done():
-                    future.set_exception(BusGone(why))
-
     async def _share(self, payload: Payload, issue: int | None, wait_s: float) -> tuple[list[int] | None, int | None, bytes]:
         """(None, None, bytes) for a small payload; (None, block, b"") once a large one is in the core's memory;
         (row ids, None, b"") when the issue was put already."""

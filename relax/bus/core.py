@@ -1,10 +1,11 @@
 """The core of the transfer queue: the whole face in one process, on plain asyncio.
 
-    tickets.py   who may generate what, and every issue's fate      versions.py  receivers of weights
-    rows.py      groups and their columns                           waits.py     waiting with a reason
-    claims.py    who has which rows, by task                        events.py    the stream of events
-    staleness.py which step a group must be consumed in             ledger.py    the fates on disk
-    sampler.py   ready sets, shards                                 state.py     the state in a file
+    tickets.py    who may generate what, and every issue's fate     versions.py  receivers of weights
+    rows.py       groups and their columns                          turns.py     whose turn it is on shared devices
+    claims.py     who has which rows, by task                       waits.py     waiting with a reason
+    staleness.py  which step a group must be consumed in            events.py    the stream of events
+    departures.py groups that leave untrained                       ledger.py    the fates on disk
+    sampler.py    ready sets, shards                                state.py     the state in a file
 
 Every change of state is one synchronous function that runs to its end between two awaits, so that the parts never
 disagree; the methods here only wait, and put the parts together.
@@ -17,44 +18,50 @@ from typing import Any
 
 import numpy as np
 
-from relax.bus.claims import Claim, Claims
+from relax.bus.claim import Claim
+from relax.bus.claims import Claims
 from relax.bus.columns import join, take_rows
+from relax.bus.departures import Departures
 from relax.bus.events import Events
 from relax.bus.groups import INCARNATIONS, Group, RowIds
 from relax.bus.leases import Held, LeaseTable
 from relax.bus.ledger import Ledger
 from relax.bus.reasons import waiting_for
 from relax.bus.rows import Rows
+from relax.bus.schema import REQUIRED, REQUIRED_TO_MASK, Schema
+from relax.bus.staleness import check_limits
 from relax.bus.state import capture, write
 from relax.bus.statistics import statistics
 from relax.bus.tickets import Tickets
 from relax.bus.transfer_queue import Lease, QueueLimits, Ticket
 from relax.bus.versions import Versions
 from relax.bus.waits import Waits
+from relax.bus.weight_exchange import WeightExchange
 from relax.clock import Clock, MonotonicClock
 from relax.errors import BusError
-from relax.types import Column, WeightManifest
+from relax.types import Column
 
 
-class Core:
+class Core(WeightExchange):
     """A `TransferQueue` by itself. Use it from one event loop; arrays that are put are copied unless they are read-only.
 
     `clock` decides when leases end. A ledger is begun anew; `snapshot.restore` continues one.
     """
 
     def __init__(self, limits: QueueLimits, *, clock: Clock | None = None, ledger: Ledger | None = None) -> None:
-        _check_limits(limits)
+        check_limits(limits)
+        super().__init__(Versions(), Waits())
         self.limits = limits
         self.incarnation = secrets.randbelow(INCARNATIONS)
         if ledger is not None:
-            ledger.rewind(0, ())
-        self.waits = Waits()
-        self.versions = Versions()
+            ledger.restore(0, ())
         self.stream = Events()
         self.tickets = Tickets(limits, self.versions, ledger)
-        self.rows = Rows(RowIds(self.incarnation), limits.max_bytes)
+        schema = Schema(REQUIRED_TO_MASK if limits.on_stale == "mask" else REQUIRED)
+        self.rows = Rows(RowIds(self.incarnation), limits.max_bytes, schema)
         self.leases = LeaseTable(clock or MonotonicClock(), limits.lease_s, self.incarnation)
         self.claims = Claims(limits, self.rows, self.tickets, self.leases, self.waits)
+        self.departures = Departures(limits, self.tickets, self.rows, self.claims)
 
     # -- admission ----------------------------------------------------------------------------------------------------
     async def admit(self, count: int, wait_s: float) -> list[Ticket]:
@@ -112,7 +119,7 @@ class Core:
         if known is not None:
             return known
         ticket = self.tickets.get(issue)
-        if issue not in self.rows.reserved and not self.rows.has_room(size) and not self.claims.is_needed(ticket.version):
+        if issue not in self.rows.reserved and not self.rows.has_room(size) and not self.claims.is_needed(ticket):
             return None
         self.rows.reserved[issue] = size
         return []
@@ -128,7 +135,8 @@ class Core:
         except BusError:
             self.rows.reserved.pop(issue, None)
             raise
-        known = await self.reserve(issue, size, wait_s)
+        if not self.departures.is_left_behind(self.departures.due(checked)):
+            known = await self.reserve(issue, size, wait_s)
         return known if known is not None else self._put(issue, checked, num_rows, size)
 
     def _put(self, issue: int, columns: dict[str, Column], num_rows: int, size: int) -> list[int]:
@@ -142,9 +150,12 @@ class Core:
                 f"group {issue}: its column 'versions' says {oldest}, but every engine held version {ticket.version} or newer "
                 "when it was admitted"
             )
-        group = self.rows.add(issue, columns, oldest, num_rows, size)
+        group = self.rows.add(issue, columns, oldest, self.departures.due(columns), num_rows, size)
         self.tickets.arrived(issue, oldest, num_rows)
         self.claims.arrived(group, ticket)
+        if self.departures.is_left_behind(group.due):
+            self.departures.drop_late(group)
+            self.waits.notify("admit", "room")
         return list(group.row_ids)
 
     async def write(self, row_ids: Sequence[int], columns: Mapping[str, Column]) -> None:
@@ -167,13 +178,14 @@ class Core:
         *,
         num_groups: int,
         wait_s: float,
+        at_least: int = 1,
         step: int | None = None,
         consumer: str = "",
         rank: int = 0,
         num_ranks: int = 1,
     ) -> Lease:
         """As the face says. A rank whose shard is empty (fewer groups than ranks were left) gets a lease without rows."""
-        claim = Claim(task, frozenset(columns), num_groups, step, consumer, rank, num_ranks)
+        claim = Claim(task, frozenset(columns), num_groups, step, consumer, rank, num_ranks, at_least)
         held = await self.hold(claim, wait_s)
         joined = {name: self._join(name, held.groups) for name in columns}
         row_ids, group_ids = rows_and_groups(held)
@@ -198,19 +210,28 @@ class Core:
             return join([group.columns[name] for group in groups])
         return self.rows.schema.shapes[name].empty() if name in self.rows.schema.shapes else []
 
+    async def renew(self, lease_ids: Sequence[str]) -> None:
+        self.waits.check_open()
+        self.claims.expire()
+        self.leases.renew_open(lease_ids)
+
     async def ack(self, lease_ids: Sequence[str], *, step: int | None = None) -> None:
+        """As the face says. Raises `BusError` when the counts of the issues do not add up afterwards."""
         self.waits.check_open()
         self.claims.expire()
         self.claims.ack(lease_ids, step)
         if step is not None:
+            self.departures.after_step()
             self.tickets.commit()
+            self.waits.notify("admit", "room")
+            self.tickets.check(self.rows.groups)
 
     async def release(self, lease_id: str) -> None:
         self.waits.check_open()
         self.claims.give_back(self.leases.get(lease_id), "was released")
 
-    async def drop(self, row_ids: Sequence[int], reason: str) -> None:
-        """Removes rows for good. A group that loses its last row gives its place to another prompt."""
+    async def drop(self, row_ids: Sequence[int], reason: str, *, reissue: bool = False) -> None:
+        """As the face says. A group that loses its last row gives its place to another prompt, or to a new issue of its own."""
         self.waits.check_open()
         by_group: dict[Group, list[int]] = {}
         for group, positions in self.rows.find(row_ids):
@@ -220,60 +241,18 @@ class Core:
                 self.rows.shrink(group, positions)
                 self.claims.completed([group])
             else:
-                self.tickets.dropped(group.issue, reason)
-                self.rows.remove(group)
-                self.claims.removed(group)
+                self.departures.drop(group, reason, reissue=reissue)
         self.tickets.commit()
         self.waits.notify("admit", "room")
 
-    # -- policy versions ----------------------------------------------------------------------------------------------
-    async def subscribe(self, subscriber: str) -> None:
+    async def rewind(self, step: int) -> None:
+        """As the face says. `step` may not be before the step that the queue began or was restored with."""
         self.waits.check_open()
-        self.versions.subscribe(subscriber)
-
-    async def unsubscribe(self, subscriber: str) -> None:
-        self.waits.check_open()
-        self.drop_subscriber(subscriber)
-
-    def drop_subscriber(self, subscriber: str) -> None:
-        """The receiver is gone: it holds nothing up any more."""
-        self.versions.unsubscribe(subscriber)
-        self.waits.notify("admit", "acknowledged")
-
-    async def announce(self, manifest: WeightManifest) -> None:
-        self.waits.check_open()
-        self.versions.announce(manifest)
-        self.waits.notify("manifest")
-
-    async def next_manifest(self, subscriber: str, after: int, wait_s: float) -> WeightManifest:
-        return await self.waits.until(
-            "manifest",
-            lambda: self.versions.newer_than(after),
-            call="next_manifest",
-            key="next_manifest",
-            who=subscriber,
-            wait_s=wait_s,
-            reason=lambda: f"a policy version above {after} to be announced",
-        )
-
-    async def acknowledge(self, subscriber: str, version: int) -> None:
-        self.waits.check_open()
-        self.versions.acknowledge(subscriber, version)
-        self.waits.notify("admit", "acknowledged")
-
-    async def reject(self, subscriber: str, version: int, reason: str) -> None:
-        self.waits.check_open()
-        self.versions.reject(subscriber, version, reason)
-
-    async def wait_acknowledged(self, version: int, wait_s: float) -> None:
-        await self.waits.until(
-            "acknowledged",
-            lambda: self.versions.all_hold(version) or None,
-            call=f"wait_acknowledged {version}",
-            key="wait_acknowledged",
-            wait_s=wait_s,
-            reason=lambda: self.versions.waiting_for(version),
-        )
+        self.departures.rewind(step)
+        self.versions.rewind()
+        self.tickets.commit()
+        self.waits.notify("admit", "room", "manifest")
+        self.tickets.check(self.rows.groups)
 
     # -- observation --------------------------------------------------------------------------------------------------
     async def emit(self, event: Mapping[str, Any]) -> None:
@@ -287,31 +266,27 @@ class Core:
     async def stats(self) -> dict[str, Any]:
         self.waits.check_open()
         self.claims.expire()
-        return statistics(self.limits, self.tickets, self.rows, self.claims, self.leases, self.versions, self.waits)
+        return statistics(self)
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def snapshot(self, path: str) -> None:
         self.waits.check_open()
-        state, buffers = capture(self.limits, self.tickets, self.rows, self.claims)
+        state, buffers = capture(self.limits, self.tickets, self.rows, self.claims, self.departures)
         self.tickets.commit()
         await asyncio.to_thread(write, path, state, buffers)
 
     async def close(self) -> None:
-        """Ends every wait with `BusGone` and writes the ledger's last changes."""
+        """Ends every wait with `BusGone` and writes the ledger's last changes.
+
+        Raises `BusError` when the counts of the issues do not add up, in memory or in the ledger.
+        """
         if self.waits.closed is None:
             self.waits.close("the transfer queue is closed")
             self.tickets.close()
+            self.tickets.check(self.rows.groups)
 
 
 def rows_and_groups(held: Held) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Row ids and, for each row, its group id."""
     groups = tuple(group.issue for group in held.groups for _ in group.row_ids)
     return held.row_ids, groups
-
-
-def _check_limits(limits: QueueLimits) -> None:
-    wrong = [name for name in ("prompts_per_step", "num_steps", "max_bytes", "lease_s") if getattr(limits, name) <= 0]
-    if wrong or limits.max_staleness < 0 or not limits.final_tasks:
-        raise BusError(
-            f"limits of the transfer queue cannot be used: {limits}; {', '.join(wrong) or 'max_staleness'} is too small"
-        )

@@ -39,7 +39,8 @@ class RowIds:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The rows of one issue. `version`: oldest policy version in it; `columns`: those that every row has.
+    """The rows of one issue. `version`: oldest policy version in it; `due`: the last step that may consume it; `columns`: those
+    that every row has.
 
     `parts[name]` holds single rows' values of a column that is not complete yet, `None` where one is missing.
     `returned`: a lease on it came back, so that a second writer may come with values of its own.
@@ -47,6 +48,7 @@ class Group:
 
     issue: int
     version: int
+    due: int
     row_ids: tuple[int, ...]
     num_put: int  # rows at first; some may have been dropped since
     columns: dict[str, Column]

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relax.bus.groups import Group
@@ -57,6 +58,12 @@ class LeaseTable:
         if deadline != held.deadline:
             held.deadline = deadline
             heapq.heappush(self._deadlines, (deadline, held.lease_id))
+
+    def renew_open(self, lease_ids: Iterable[str]) -> None:
+        """Those that have not ended; the others are left out."""
+        for lease_id in lease_ids:
+            if lease_id in self._held:
+                self.renew(self._held[lease_id])
 
     def get(self, lease_id: str) -> Held:
         """Raises `StaleHandle`, with what became of it, for a lease that is settled or of another incarnation."""

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from relax.bus.arena import Arena
-from relax.bus.claims import Claim
+from relax.bus.claim import Claim
 from relax.bus.columns import join
 from relax.bus.core import Core, rows_and_groups
 from relax.bus.groups import Group
@@ -32,14 +32,17 @@ class Operations:
         self._core, self._arena = core, arena
         self.waiting: dict[str, Handler] = {
             name: getattr(self, f"_{name}")
-            for name in ("admit", "extent", "put_group", "claim", "next_manifest", "wait_acknowledged", "events", "snapshot")
+            for name in (
+                *("admit", "extent", "put_group", "claim", "events", "snapshot"),
+                *("next_manifest", "wait_acknowledged", "recall", "hold_engines"),
+            )
         }
         self.instant: dict[str, Handler] = {
             name: getattr(self, f"_{name}")
             for name in (
-                *("forfeit", "write", "ack", "release", "drop", "subscribe", "unsubscribe"),
-                "forget",
-                *("announce", "acknowledge", "reject", "emit", "stats"),
+                *("forfeit", "write", "renew", "ack", "release", "drop", "rewind", "forget"),
+                *("subscribe", "unsubscribe", "announce", "acknowledge", "reject", "gave_up", "let_go"),
+                *("emit", "stats"),
             )
         }
 
@@ -49,7 +52,7 @@ class Operations:
         issues = [ticket.issue for ticket in tickets]
         session.tickets.update(issues)
         session.can_undo(number, lambda: session.return_tickets(issues))
-        return [[ticket.issue, ticket.version, ticket.batch] for ticket in tickets], b""
+        return [[ticket.issue, ticket.version, ticket.batch, ticket.prompt] for ticket in tickets], b""
 
     async def _forfeit(self, session: Session, number: int, payload: bytes, issue: int, outcome: str, reason: str) -> Answer:
         await self._core.forfeit(issue, outcome, reason)
@@ -117,12 +120,13 @@ class Operations:
         columns: list[str],
         num_groups: int,
         wait_s: float,
+        at_least: int,
         step: int | None,
         consumer: str,
         rank: int,
         num_ranks: int,
     ) -> Answer:
-        claim = Claim(task, frozenset(columns), num_groups, step, consumer or session.name, rank, num_ranks)
+        claim = Claim(task, frozenset(columns), num_groups, step, consumer or session.name, rank, num_ranks, at_least)
         held = await self._core.hold(claim, wait_s)
         lease_id = held.lease_id
         session.leases.add(lease_id)
@@ -131,6 +135,10 @@ class Operations:
         packed = {name: self._pack(name, held.groups, outbox) for name in columns}
         row_ids, group_ids = rows_and_groups(held)
         return [lease_id, row_ids, group_ids, packed, self._arena.paths], outbox.join()
+
+    async def _renew(self, session: Session, number: int, payload: bytes, lease_ids: list[str]) -> Answer:
+        await self._core.renew(lease_ids)
+        return _NOTHING
 
     async def _ack(self, session: Session, number: int, payload: bytes, lease_ids: list[str], step: int | None) -> Answer:
         await self._core.ack(lease_ids, step=step)
@@ -142,14 +150,20 @@ class Operations:
         session.leases.discard(lease_id)
         return _NOTHING
 
-    async def _drop(self, session: Session, number: int, payload: bytes, row_ids: list[int], reason: str) -> Answer:
-        await self._core.drop(row_ids, reason)
+    async def _drop(
+        self, session: Session, number: int, payload: bytes, row_ids: list[int], reason: str, reissue: bool
+    ) -> Answer:
+        await self._core.drop(row_ids, reason, reissue=reissue)
+        return _NOTHING
+
+    async def _rewind(self, session: Session, number: int, payload: bytes, step: int) -> Answer:
+        await self._core.rewind(step)
         return _NOTHING
 
     # -- policy versions ----------------------------------------------------------------------------------------------
-    async def _subscribe(self, session: Session, number: int, payload: bytes, subscriber: str) -> Answer:
-        await self._core.subscribe(subscriber)
-        session.subscriptions.add(subscriber)
+    async def _subscribe(self, session: Session, number: int, payload: bytes, subscriber: str, takes_turns: bool) -> Answer:
+        await self._core.subscribe(subscriber, takes_turns=takes_turns)
+        session.subscriptions.take(subscriber)
         return _NOTHING
 
     async def _unsubscribe(self, session: Session, number: int, payload: bytes, subscriber: str) -> Answer:
@@ -164,10 +178,27 @@ class Operations:
             raise BusError(f"announce: not a manifest: {error}") from error
         return _NOTHING
 
-    async def _next_manifest(
-        self, session: Session, number: int, payload: bytes, subscriber: str, after: int, wait_s: float
-    ) -> Answer:
-        return msgspec.to_builtins(await self._core.next_manifest(subscriber, after, wait_s)), b""
+    async def _next_manifest(self, session: Session, number: int, payload: bytes, subscriber: str, wait_s: float) -> Answer:
+        return msgspec.to_builtins(await self._core.next_manifest(subscriber, wait_s)), b""
+
+    async def _recall(self, session: Session, number: int, payload: bytes, wait_s: float) -> Answer:
+        await self._core.recall(wait_s)
+        return _NOTHING
+
+    async def _gave_up(self, session: Session, number: int, payload: bytes, subscriber: str) -> Answer:
+        await self._core.gave_up(subscriber)
+        return _NOTHING
+
+    async def _hold_engines(self, session: Session, number: int, payload: bytes, holder: str, wait_s: float) -> Answer:
+        await self._core.hold_engines(holder, wait_s)
+        session.holds.take(holder)
+        session.can_undo(number, lambda: session.let_go(holder))
+        return _NOTHING
+
+    async def _let_go(self, session: Session, number: int, payload: bytes, holder: str) -> Answer:
+        await self._core.let_go(holder)
+        session.holds.discard(holder)
+        return _NOTHING
 
     async def _acknowledge(self, session: Session, number: int, payload: bytes, subscriber: str, version: int) -> Answer:
         await self._core.acknowledge(subscriber, version)

@@ -1,6 +1,7 @@
 """What a claim waits for, in words. It scans, and is asked only when somebody wants to know."""
 
-from relax.bus.claims import Claim, Claims
+from relax.bus.claim import Claim
+from relax.bus.claims import Claims
 from relax.bus.groups import issues_text
 from relax.bus.tickets import Tickets
 
@@ -23,6 +24,10 @@ def waiting_for(claim: Claim, claims: Claims, tickets: Tickets) -> str:
     reasons = []
     if index.ready and claim.num_ranks > 1:
         reasons.append(f"{_groups(len(index.ready))} ready, not enough yet for {claim.num_ranks} ranks")
+    elif 0 < len(index.ready) < claim.at_least:
+        reasons.append(f"{_groups(len(index.ready))} ready of the {claim.at_least} that are wanted at least")
+    elif index.ready and claim.step is not None and task.order is not None:
+        reasons.append(f"{_groups(len(index.ready))} ready, but groups are given in order, and an earlier one is not")
     elif index.ready:
         reasons.append(f"{_groups(len(index.ready))} ready but held back, so that older ones still find a place in time")
     for absent, issues in unfinished.items():

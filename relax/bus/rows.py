@@ -16,9 +16,8 @@ _MAX_REMEMBERED = 1 << 16  # groups that are gone, of which a repeated put still
 class Rows:
     """Live groups by issue, and their bytes."""
 
-    def __init__(self, ids: RowIds, max_bytes: int) -> None:
-        self.ids, self.max_bytes = ids, max_bytes
-        self.schema = Schema()
+    def __init__(self, ids: RowIds, max_bytes: int, schema: Schema) -> None:
+        self.ids, self.max_bytes, self.schema = ids, max_bytes, schema
         self.groups: dict[int, Group] = {}
         self.num_bytes = 0
         self.reserved: dict[int, int] = {}  # issue -> bytes promised to a put that is under way
@@ -34,12 +33,13 @@ class Rows:
     def has_room(self, size: int) -> bool:
         return self.num_bytes + sum(self.reserved.values()) + size <= self.max_bytes
 
-    def add(self, issue: int, columns: dict[str, Column], version: int, num_rows: int, size: int) -> Group:
+    def add(self, issue: int, columns: dict[str, Column], version: int, due: int, num_rows: int, size: int) -> Group:
         """Adds a checked group."""
         row_ids = tuple(self.ids.make(issue, num_rows))
         self.reserved.pop(issue, None)
         self.schema.learn(columns)
-        group = Group(issue, version, row_ids, num_rows, columns, size, int(token_lengths(columns["tokens"]).sum()))
+        num_tokens = int(token_lengths(columns["tokens"]).sum())
+        group = Group(issue, version, due, row_ids, num_rows, columns, size, num_tokens)
         self.groups[issue] = group
         self.num_bytes += size
         return group

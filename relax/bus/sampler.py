@@ -10,12 +10,12 @@ from relax.bus.groups import Group
 
 
 class ReadyIndex:
-    """Groups that have all of `columns` and that the task has not had: by version, within it by issue. O(log n) an event."""
+    """Groups that have all of `columns` and that the task has not had: by due step, within it by issue. O(log n) an event."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         self.columns = frozenset(columns)
         self.ready: dict[int, Group] = {}
-        self._heaps: dict[int, list[int]] = {}  # version -> issues; entries that are no longer ready are skipped when met
+        self._heaps: dict[int, list[int]] = {}  # due step -> issues; entries that are no longer ready are skipped when met
         self._num_entries = 0
         self.operations = 0  # heap entries touched; tests bound it
 
@@ -27,7 +27,7 @@ class ReadyIndex:
         if group.issue in self.ready or not self.columns <= group.columns.keys():
             return False
         self.ready[group.issue] = group
-        heapq.heappush(self._heaps.setdefault(group.version, []), group.issue)
+        heapq.heappush(self._heaps.setdefault(group.due, []), group.issue)
         self._num_entries += 1
         self.operations += 1
         if self._num_entries > 2 * len(self.ready) + 64:
@@ -38,14 +38,14 @@ class ReadyIndex:
         self.ready.pop(issue, None)
 
     def take(self, most: int, may_take: Callable[[int], bool]) -> list[Group]:
-        """Up to `most` groups, oldest first. `may_take(version)` is asked for each, just before it is taken."""
+        """Up to `most` groups, oldest first. `may_take(due)` is asked for each, just before it is taken."""
         taken: list[Group] = []
-        for version in sorted(self._heaps):
-            heap = self._heaps[version]
+        for due in sorted(self._heaps):
+            heap = self._heaps[due]
             while heap and len(taken) < most:
                 self.operations += 1
                 group = self.ready.get(heap[0])
-                if group is not None and not may_take(version):
+                if group is not None and not may_take(due):
                     break
                 heapq.heappop(heap)
                 self._num_entries -= 1
@@ -53,13 +53,13 @@ class ReadyIndex:
                     del self.ready[group.issue]
                     taken.append(group)
             if not heap:
-                del self._heaps[version]
+                del self._heaps[due]
         return taken
 
     def _rebuild(self) -> None:
         self._heaps = {}
         for issue, group in self.ready.items():
-            self._heaps.setdefault(group.version, []).append(issue)
+            self._heaps.setdefault(group.due, []).append(issue)
         for heap in self._heaps.values():
             heapq.heapify(heap)
         self._num_entries = len(self.ready)

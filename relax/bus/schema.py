@@ -20,6 +20,8 @@ PER_TOKEN = frozenset(
     {"loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "advantages", "returns"}
 )
 REQUIRED = ("tokens", "versions")
+REQUIRED_TO_MASK = (*REQUIRED, "newest_versions")
+"""Of groups that stay as long as their newest tokens are young enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +53,25 @@ class Shape:
 
 
 class Schema:
-    """The columns of one run, learnt from their first use."""
+    """The columns of one run, learnt from their first use. `required`: those that every group has."""
 
-    def __init__(self) -> None:
+    def __init__(self, required: tuple[str, ...] = REQUIRED) -> None:
+        self.required = required
         self.shapes: dict[str, Shape] = {}
 
     def check_group(self, issue: int, columns: Mapping[str, Column]) -> tuple[dict[str, Column], int, int]:
         """(frozen columns, number of rows, bytes) of a new group; raises `BusError` that names the column."""
         where = f"group {issue}"
-        for name in REQUIRED:
+        for name in self.required:
             if name not in columns:
-                raise BusError(f"{where}: column {name!r} is missing; a group needs {' and '.join(REQUIRED)}")
+                raise BusError(f"{where}: column {name!r} is missing; a group needs {' and '.join(self.required)}")
         checked, rows, size = self.check(where, columns)
-        versions = checked["versions"]
-        if not isinstance(versions, np.ndarray) or versions.ndim != 1 or versions.dtype.kind not in "iu":
-            raise BusError(f"{where}: column 'versions' must hold one whole number per row, not {Shape.of(versions)}")
+        for name in self.required:
+            versions = checked[name]
+            if name == "tokens":
+                continue
+            if not isinstance(versions, np.ndarray) or versions.ndim != 1 or versions.dtype.kind not in "iu":
+                raise BusError(f"{where}: column {name!r} must hold one whole number per row, not {Shape.of(versions)}")
         if rows == 0:
             raise BusError(f"{where}: no rows; a group that has none is forfeited")
         lengths = token_lengths(checked["tokens"])

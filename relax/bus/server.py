@@ -21,7 +21,7 @@ from relax.bus.arena import Arena
 from relax.bus.core import Core
 from relax.bus.operations import Operations
 from relax.bus.processes import ProcessId, this_process
-from relax.bus.sessions import Session
+from relax.bus.sessions import Owners, Session
 from relax.bus.waits import caller
 from relax.bus.wire import NOTICE, Channel, decode, encode, encode_error
 from relax.errors import BusError, BusGone, RelaxError, StaleHandle
@@ -40,6 +40,7 @@ class BusServer:
         self.address = address or new_address()
         self._silence_s = client_silence_s
         self._sessions: dict[bytes, Session] = {}
+        self._owners = Owners()
         self._channel: Channel | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -67,14 +68,16 @@ class BusServer:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        await self.core.close()
-        for identity, session in list(self._sessions.items()):
-            channel.send([identity, encode(NOTICE, False, encode_error(BusGone("the transfer queue was closed")))])
-            session.end()
-        self._sessions.clear()
-        channel.close()
-        self._arena.close()
-        self._lock.release()
+        try:
+            await self.core.close()
+        finally:
+            for identity, session in list(self._sessions.items()):
+                channel.send([identity, encode(NOTICE, False, encode_error(BusGone("the transfer queue was closed")))])
+                session.end()
+            self._sessions.clear()
+            channel.close()
+            self._arena.close()
+            self._lock.release()
 
     async def __aenter__(self) -> "BusServer":
         await self.start()
@@ -104,18 +107,23 @@ class BusServer:
             self._serve(session, number, operation, arguments, payload)
 
     def _greet(self, identity: bytes, number: int, name: str, process: ProcessId) -> None:
-        self._sessions[identity] = Session(self.core, identity, name, process)
+        if identity not in self._sessions:  # a greeting may come again, when its answer got lost
+            self._sessions[identity] = Session(self.core, self._owners, identity, name, process)
         answer = {"incarnation": self.core.incarnation, "process": this_process(), "lease_s": self.core.limits.lease_s}
         self._reply(identity, number, answer)
 
     def _serve(self, session: Session, number: int, operation: str, arguments: dict[str, Any], payload: bytes) -> None:
         if operation == "ping":
-            self._reply(session.identity, number, None)
+            session.has_answers_before(arguments["oldest"])
+            self._reply(session.identity, number, session.under_way())
         elif operation == "cancel":
             session.cancel(arguments["number"])
+            self._reply(session.identity, number, None)
         elif operation == "bye":
             self._forget(session)
             self._reply(session.identity, number, None)
+        elif not session.begin(number):
+            self._answer_again(session, number, operation)
         elif operation in self._operations.waiting:
             work = self._answer(session, number, self._operations.waiting[operation], arguments, payload)
             session.run(number, work)
@@ -126,7 +134,15 @@ class BusServer:
                 work.send(None)
                 raise AssertionError(f"{operation} was waiting")
         else:
-            self._fail(session.identity, number, BusError(f"the transfer queue has no operation {operation!r}"))
+            self._settle(session, number, BusError(f"the transfer queue has no operation {operation!r}"))
+
+    def _answer_again(self, session: Session, number: int, operation: str) -> None:
+        """The client has sent this call before: it is not done twice."""
+        frames = session.answer(number)
+        if frames is not None and self._channel is not None:
+            self._channel.send(frames)
+        elif number not in session.under_way():
+            self._fail(session.identity, number, BusError(f"{operation} was done, but its answer was lost and is gone"))
 
     async def _answer(
         self,
@@ -140,18 +156,27 @@ class BusServer:
         try:
             result, beside = await handler(session, number, payload, **arguments)
         except RelaxError as error:
-            self._fail(session.identity, number, error)
+            self._settle(session, number, error)
         except Exception as error:  # the boundary: a fault in one call must reach its caller, not end the server
             log.exception("operation of client %s failed", session.name)
-            self._fail(session.identity, number, BusError(f"the transfer queue failed: {type(error).__name__}: {error}"))
+            self._settle(session, number, BusError(f"the transfer queue failed: {type(error).__name__}: {error}"))
         else:
-            self._reply(session.identity, number, result, beside)
+            self._settle(session, number, result, beside)
         finally:
             caller.reset(token)
 
-    def _reply(self, identity: bytes, number: int, result: Any, beside: bytes = b"") -> None:
+    def _settle(self, session: Session, number: int, result: Any, beside: bytes = b"") -> None:
+        """Answers a call for good, with what it returned or raised."""
         if self._channel is not None:
-            self._channel.send([identity, encode(number, True, result), beside])
+            is_error = isinstance(result, RelaxError)
+            header = encode(number, not is_error, encode_error(result) if is_error else result)
+            frames = [session.identity, header, beside] if beside else [session.identity, header]
+            session.answered(number, frames)
+            self._channel.send(frames)
+
+    def _reply(self, identity: bytes, number: int, result: Any) -> None:
+        if self._channel is not None:
+            self._channel.send([identity, encode(number, True, result)])
 
     def _fail(self, identity: bytes, number: int, error: RelaxError) -> None:
         if self._channel is not None:

@@ -6,16 +6,22 @@ from pathlib import Path
 from relax.bus import state as saved
 from relax.bus.core import Core
 from relax.bus.ledger import Fate, Ledger
+from relax.bus.staleness import leaves_behind
+from relax.bus.state import SavedGroup, SavedState
 from relax.bus.transfer_queue import QueueLimits
 from relax.clock import Clock
 from relax.errors import CheckpointError
+from relax.types import Column
+
+_Group = tuple[SavedGroup, dict[str, Column]]
 
 
 def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None, ledger: Ledger | None = None) -> Core:
     """A new core, of a new incarnation, with the state in `path`; `ledger` goes back to that state as well.
 
     `limits` may differ in all but `prompts_per_step`. Groups that a smaller `max_staleness` cannot consume any more are
-    generated again under their issue numbers. Raises `CheckpointError` for a file that is missing or damaged.
+    generated again under their issue numbers. Raises `CheckpointError` for a file that is missing, damaged or of another
+    format, and `BusError` for a ledger that is another run's.
     """
     state, columns = saved.read(path)
     if state.prompts_per_step != limits.prompts_per_step:
@@ -24,33 +30,56 @@ def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None
             f"{limits.prompts_per_step}: the steps that are trained would not be whole"
         )
     core = Core(limits, clock=clock)
-    core.tickets.next_issue = state.next_issue
-    core.tickets.fates.update({Fate(name): count for name, count in state.fates.items()})
-    core.tickets.again = list(state.in_flight)
-    core.claims.ages.update(state.ages)
-    next_step = min(state.steps.values(), default=0)
-    room = [limits.prompts_per_step] * (min(limits.max_staleness, len(state.groups)) + 1)
-    for group, group_columns in sorted(
-        zip(state.groups, columns, strict=True), key=lambda pair: (pair[0].version, pair[0].issue)
-    ):
-        if not _fits(group.version - next_step + limits.max_staleness, room):
-            core.tickets.again.append(group.issue)
-            continue
+    _restore_counts(core, state)
+    fitting = _fitting(core, state, list(zip(state.groups, columns, strict=True)))
+    for group, group_columns in fitting:
         checked, num_rows, size = core.rows.schema.check_group(group.issue, group_columns)
-        added = core.rows.add(group.issue, checked, group.version, num_rows, size)
+        added = core.rows.add(group.issue, checked, group.version, core.departures.due(checked), num_rows, size)
         added.done.update(group.done)
         added.returned = True  # a column may be there from a consumer that had not acknowledged yet
         core.tickets.num_queued += 1
+    core.tickets.again = sorted(core.tickets.prompts.keys() - core.rows.groups.keys())
     heapq.heapify(core.tickets.again)
     for task, step in state.steps.items():
         core.claims.resume(task, step)
+    core.tickets.check(core.rows.groups)
     if ledger is not None:
-        ledger.rewind(state.next_issue, [*core.rows.groups, *core.tickets.again])
+        ledger.restore(state.next_issue, core.tickets.prompts)
+        ledger.check(core.tickets.counts())
         core.tickets.attach(ledger)
     return core
 
 
-def _fits(steps_left: int, room: list[int]) -> bool:
+def _restore_counts(core: Core, state: SavedState) -> None:
+    tickets, counters = core.tickets, state.counters
+    tickets.next_issue = state.next_issue
+    tickets.prompts.update(state.in_flight)
+    tickets.prompts.update({group.issue: group.prompt for group in state.groups})
+    tickets.numbers.restore(state.next_prompt, state.to_reissue, counters["reissued"])
+    tickets.fates.update({Fate(name): count for name, count in state.fates.items()})
+    core.claims.ages.update(state.ages)
+    core.claims.num_masked = counters["masked"]
+    core.departures.first_step = min(state.steps.values(), default=0)
+    core.departures.num_dropped, core.departures.num_surplus = counters["dropped"], counters["surplus"]
+    core.departures.num_rewinds = counters["rewinds"]
+
+
+def _fitting(core: Core, state: SavedState, groups: list[_Group]) -> list[_Group]:
+    """The groups that the steps to come can consume, under limits that may be others than before."""
+    limits, next_step = core.limits, core.departures.first_step
+    due = {group.issue: core.departures.due(columns) for group, columns in groups}
+    if leaves_behind(limits):
+        return [pair for pair in groups if due[pair[0].issue] >= next_step]
+    if limits.in_order:
+        # each falls in the step of its place among all issues that are not settled
+        position = {issue: index for index, issue in enumerate(sorted(core.tickets.prompts))}
+        return [pair for pair in groups if due[pair[0].issue] >= next_step + position[pair[0].issue] // limits.prompts_per_step]
+    room = [limits.prompts_per_step] * (len(groups) // limits.prompts_per_step + limits.max_staleness + 1)
+    oldest_first = sorted(groups, key=lambda pair: (due[pair[0].issue], pair[0].issue))
+    return [pair for pair in oldest_first if _takes_place(due[pair[0].issue] - next_step, room)]
+
+
+def _takes_place(steps_left: int, room: list[int]) -> bool:
     """Takes a place in one of the steps up to `steps_left` steps from now, the last one that is free."""
     for step in range(min(steps_left, len(room) - 1), -1, -1):
         if room[step]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from relax.bus.claims import Claims
 from relax.bus.columns import encode_json
+from relax.bus.departures import Departures
 from relax.bus.packing import Bytes, pack, unpack
 from relax.bus.rows import Rows
 from relax.bus.tickets import Tickets
@@ -20,13 +21,14 @@ from relax.bus.transfer_queue import QueueLimits
 from relax.errors import BusError, CheckpointError
 from relax.types import Column
 
-_MAGIC, _FORMAT = b"RELAXBUS", 1
+_MAGIC, _FORMAT = b"RELAXBUS", 2
 
 
 class SavedGroup(msgspec.Struct, frozen=True):
     """A group with rows. `done`: tasks that need not have it again."""
 
     issue: int
+    prompt: int
     version: int
     columns: dict[str, list[Any]]
     done: list[str]
@@ -38,14 +40,23 @@ class SavedState(msgspec.Struct, frozen=True):
     format: int
     prompts_per_step: int
     next_issue: int
-    in_flight: list[int]
+    next_prompt: int
+    in_flight: dict[int, int]  # issue -> prompt
+    to_reissue: list[int]  # prompts
     fates: dict[str, int]
     steps: dict[str, int]  # task -> first step that is not trained
     ages: dict[int, int]
+    counters: dict[str, int]  # dropped, masked, surplus, reissued, rewinds
     groups: list[SavedGroup]
 
 
-def capture(limits: QueueLimits, tickets: Tickets, rows: Rows, claims: Claims) -> tuple[SavedState, list[NDArray[Any]]]:
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+def capture(
+    limits: QueueLimits, tickets: Tickets, rows: Rows, claims: Claims, departures: Departures
+) -> tuple[SavedState, list[NDArray[Any]]]:
     """The state now and its buffers, which are immutable and kept alive by the list."""
     buffers: list[NDArray[Any]] = []
     end = 0
@@ -56,14 +67,35 @@ def capture(limits: QueueLimits, tickets: Tickets, rows: Rows, claims: Claims) -
         end += array.nbytes
         return end - array.nbytes, array.nbytes
 
-    groups = [
-        SavedGroup(g.issue, g.version, {name: pack(column, place) for name, column in g.columns.items()}, sorted(g.done))
-        for g in rows.groups.values()
-    ]
-    steps = {name: task.places.next_step for name, task in claims.tasks.items() if task.places is not None}
-    in_flight = sorted([*tickets.in_flight, *tickets.again])
-    fates = {str(fate): count for fate, count in tickets.fates.items()}
-    state = SavedState(_FORMAT, limits.prompts_per_step, tickets.next_issue, in_flight, fates, steps, dict(claims.ages), groups)
+    prompts = tickets.prompts
+    state = SavedState(
+        format=_FORMAT,
+        prompts_per_step=limits.prompts_per_step,
+        next_issue=tickets.next_issue,
+        next_prompt=tickets.numbers.next_prompt,
+        in_flight={issue: prompts[issue] for issue in sorted([*tickets.in_flight, *tickets.again])},
+        to_reissue=sorted(tickets.numbers.waiting),
+        fates={str(fate): count for fate, count in tickets.fates.items()},
+        steps={name: task.places.next_step for name, task in claims.tasks.items() if task.places is not None},
+        ages=dict(claims.ages),
+        counters={
+            "dropped": departures.num_dropped,
+            "masked": claims.num_masked,
+            "surplus": departures.num_surplus,
+            "reissued": tickets.numbers.num_reissued,
+            "rewinds": departures.num_rewinds,
+        },
+        groups=[
+            SavedGroup(
+                g.issue,
+                prompts[g.issue],
+                g.version,
+                {name: pack(column, place) for name, column in g.columns.items()},
+                sorted(g.done),
+            )
+            for g in rows.groups.values()
+        ],
+    )
     return state, buffers
 
 
@@ -100,6 +132,12 @@ def read(path: str | Path) -> tuple[SavedState, list[dict[str, Column]]]:
         raise CheckpointError(f"{path}: not a snapshot of the transfer queue")
     start = 16 + int.from_bytes(content[8:16], "little")
     try:
+        found = msgspec.msgpack.decode(content[16:start], type=_Format).format
+        if found != _FORMAT:
+            raise CheckpointError(
+                f"{path}: a snapshot of format {found}, and this version of relax reads format {_FORMAT}: finish the run with "
+                "the version that wrote it, or begin a new one"
+            )
         state = msgspec.msgpack.decode(content[16:start], type=SavedState)
 
         def fetch(where: Any) -> Bytes:
@@ -109,6 +147,4 @@ def read(path: str | Path) -> tuple[SavedState, list[dict[str, Column]]]:
         columns = [{name: unpack(packed, fetch) for name, packed in group.columns.items()} for group in state.groups]
     except (msgspec.MsgspecError, ValueError, BusError) as error:
         raise CheckpointError(f"{path}: the transfer queue's snapshot is damaged: {error}") from error
-    if state.format != _FORMAT:
-        raise CheckpointError(f"{path}: snapshot format {state.format}; this version reads format {_FORMAT}")
     return state, columns

@@ -1,23 +1,17 @@
 """What `stats()` shows: JSON values, computed when asked."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from relax.bus.claims import Claims
-from relax.bus.leases import LeaseTable
-from relax.bus.rows import Rows
-from relax.bus.tickets import Tickets
-from relax.bus.transfer_queue import QueueLimits
-from relax.bus.versions import Versions
-from relax.bus.waits import Waits
+if TYPE_CHECKING:
+    from relax.bus.core import Core
 
 
-def statistics(
-    limits: QueueLimits, tickets: Tickets, rows: Rows, claims: Claims, leases: LeaseTable, versions: Versions, waits: Waits
-) -> dict[str, Any]:
+def statistics(core: "Core") -> dict[str, Any]:
     """Depth by state and by task, bytes, ages, tickets, versions by subscriber, waits with reasons, ledger counts.
 
     States of a group: `generating` (a ticket is out), `queued` (has rows, no final task has claimed it), `training`.
     """
+    limits, tickets, rows, claims, departures = core.limits, core.tickets, core.rows, core.claims, core.departures
     final = [task for name, task in claims.tasks.items() if name in limits.final_tasks]
     training = {issue for task in final for issue in task.held}
     num_rows = {issue: len(group.row_ids) for issue, group in rows.groups.items()}
@@ -42,18 +36,27 @@ def statistics(
             }
             for name, task in claims.tasks.items()
         },
-        "leases": len(leases),
+        "leases": len(core.leases),
         "age": {
             "histogram": {str(age): count for age, count in sorted(claims.ages.items())},
             "max": max(claims.ages, default=None),
             "bound": limits.max_staleness,
             "violations": claims.num_violations,
         },
-        "tickets": {"in_flight": sorted(tickets.in_flight), "next_issue": tickets.next_issue},
+        "stale": {"dropped": departures.num_dropped, "masked": claims.num_masked, "surplus": departures.num_surplus},
+        "reissued": tickets.numbers.num_reissued,
+        "rewinds": departures.num_rewinds,
+        "tickets": {
+            "in_flight": sorted(tickets.in_flight),
+            "next_issue": tickets.next_issue,
+            "next_prompt": tickets.numbers.next_prompt,
+            "prompts_to_reissue": len(tickets.numbers.waiting),
+        },
         "is_finished": tickets.is_finished,
-        "versions": versions.stats(),
-        "waits": waits.report(),
-        "waited_s": waits.totals(),
+        "versions": core.versions.stats(),
+        "turn": core.versions.turns.stats(),
+        "waits": core.waits.report(),
+        "waited_s": core.waits.totals(),
         "ignored": {"rewrites": rows.num_rewrites_ignored, "late_rows": rows.num_late_rows},
         "ledger": tickets.counts(),
     }

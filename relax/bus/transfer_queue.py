@@ -4,9 +4,12 @@
       ^                                                                                           |
       +-------- a place in a batch: `batch it will fall in - engine version <= max_staleness` <---+
 
-A *ticket* is the right to generate one group; its `issue` number is the group's id, is never reused, and fixes the prompt
-(the data set is a pure function of it). The same face is served in process (`bus/core.py`) and over ZeroMQ with a
-shared-memory arena (`bus/client.py`, `bus/server.py`).
+A *ticket* is the right to generate one group; its `issue` number is the group's id and is never reused. It names a prompt by
+its number in the order of the data. A prompt whose group was dropped is issued again, under a new issue number. The same face
+is served in process (`bus/core.py`) and over ZeroMQ with a shared-memory arena (`bus/client.py`, `bus/server.py`).
+
+Steps and versions: step `b` consumes `prompts_per_step` groups by `U = updates_per_step` optimizer updates, which make
+versions `b U + 1` to `(b + 1) U` of the policy. A sample of oldest version `v` has age `(b + 1) U - 1 - v` in its last update.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +21,15 @@ from relax.types import Column, WeightManifest
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The right to generate group `issue`, given when the slowest engine held `version`; `batch`: the step it will fall in."""
+    """The right to generate group `issue` of prompt `prompt`, given when the slowest engine held `version`.
+
+    `batch`: the step it will fall in.
+    """
 
     issue: int
     version: int
     batch: int
+    prompt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,12 @@ class QueueLimits:
     """What the core needs to know of the run: batch shape, staleness bound, number of steps, memory.
 
     `final_tasks`: a row is freed once each of these tasks has acknowledged it.
+    `on_stale`: what happens to a group that would be too old. "wait": no step leaves it behind, the step waits for it. "drop":
+    steps take what is ready; a group too old for the next step is dropped and its prompt issued again. "mask": as "drop", but
+    a group stays as long as the newest of its trained tokens is young enough; its consumer masks the older ones.
+    `num_extra`: groups that are begun beyond the places of the bound, so that filtered ones need not be waited for. Those too
+    many are kept for the next step if the bound allows it, else dropped and their prompts issued again. Needs `in_order`.
+    `in_order`: claims with a step get groups strictly in the order of their issue numbers.
     """
 
     prompts_per_step: int
@@ -53,6 +66,10 @@ class QueueLimits:
     max_bytes: int = 1 << 30
     lease_s: float = 600.0
     final_tasks: tuple[str, ...] = ("actor",)
+    updates_per_step: int = 1
+    on_stale: str = "wait"
+    num_extra: int = 0
+    in_order: bool = False
 
 
 class TransferQueue(Protocol):
@@ -71,8 +88,10 @@ class TransferQueue(Protocol):
     async def put_group(self, issue: int, columns: Mapping[str, Column], wait_s: float) -> list[int]:
         """Adds the rows of one group at once (every column has the same number of rows); returns their ids.
 
-        Needs the columns `versions` (oldest version of each row's trained tokens, int64 [N]) and `tokens`. Waits while the
-        queue is full. Putting the same issue again returns the ids of the first time.
+        Needs the columns `versions` (oldest version of each row's trained tokens, int64 [N]) and `tokens`; with `on_stale` =
+        "mask" also `newest_versions`. Waits while the queue is full. Putting the same issue again returns the ids of the first
+        time. A group that is too old on arrival is taken and dropped at once. Raises `StaleHandle` when the ticket is no
+        longer good: settled, or lost in a `rewind`.
         """
         ...
 
@@ -87,16 +106,24 @@ class TransferQueue(Protocol):
         *,
         num_groups: int,
         wait_s: float,
+        at_least: int = 1,
         step: int | None = None,
         consumer: str = "",
         rank: int = 0,
         num_ranks: int = 1,
     ) -> Lease:
-        """Between 1 and `num_groups` whole groups whose rows all have `columns` and that `task` has not had, oldest first.
+        """Between `at_least` and `num_groups` whole groups whose rows all have `columns` and that `task` has not had.
+
+        The oldest come first.
 
         With `step` (the trainer's), the groups that would be too old one step later have precedence: others are given only
-        while places for them stay free, and never more than `prompts_per_step` groups a step in all.
+        while places for them stay free, and never more than `prompts_per_step` groups a step in all. `at_least` may not be more
+        than the places that are left.
         """
+        ...
+
+    async def renew(self, lease_ids: Sequence[str]) -> None:
+        """Their consumer is still at work: the deadlines are a whole lease away again. Leases that ended are left out."""
         ...
 
     async def ack(self, lease_ids: Sequence[str], *, step: int | None = None) -> None:
@@ -107,13 +134,25 @@ class TransferQueue(Protocol):
         """Gives a lease's rows back, as if they had not been claimed."""
         ...
 
-    async def drop(self, row_ids: Sequence[int], reason: str) -> None:
-        """Removes rows for good; counted, and written to the ledger."""
+    async def drop(self, row_ids: Sequence[int], reason: str, *, reissue: bool = False) -> None:
+        """Removes rows for good; counted, and written to the ledger. `reissue`: prompts left without a row are issued again."""
+        ...
+
+    async def rewind(self, step: int) -> None:
+        """The trainer goes back to the state before step `step`, the first that it will train now.
+
+        Every group that was trained since, is queued or is being generated is dropped, and its prompt issued again, in the
+        order of the data. All leases and tickets end, and every receiver of weights holds none until it has taken the version
+        that is announced next, which may be lower than before.
+        """
         ...
 
     # -- policy versions ----------------------------------------------------------------------------------------------
-    async def subscribe(self, subscriber: str) -> None:
-        """Names a receiver of weights. Until it has acknowledged a version it holds none, and nothing is admitted."""
+    async def subscribe(self, subscriber: str, *, takes_turns: bool = False) -> None:
+        """Names a receiver of weights. Until it has acknowledged a version it holds none, and nothing is admitted.
+
+        `takes_turns`: it shares its devices with the trainer, and gives its weights up when they are recalled.
+        """
         ...
 
     async def unsubscribe(self, subscriber: str) -> None: ...
@@ -122,9 +161,28 @@ class TransferQueue(Protocol):
         """Publishes a version to all subscribers."""
         ...
 
-    async def next_manifest(self, subscriber: str, after: int, wait_s: float) -> WeightManifest:
-        """The newest announced version above `after`."""
+    async def next_manifest(self, subscriber: str, wait_s: float) -> WeightManifest | None:
+        """The newest announced version, once it is not the one that the subscriber has acknowledged.
+
+        `None`: the weights are recalled; give them up and say so with `gave_up`.
+        """
         ...
+
+    async def recall(self, wait_s: float) -> None:
+        """Takes the devices for the trainer: returns once nobody holds the engines and every receiver that takes turns has
+        given its weights up. They come back with the next announcement. A second call, after a `WaitTimeout`, waits on."""
+        ...
+
+    async def gave_up(self, subscriber: str) -> None:
+        """The subscriber has let its weights go, and generates no more until it has taken the next version."""
+        ...
+
+    async def hold_engines(self, holder: str, wait_s: float) -> None:
+        """Keeps a `recall` waiting until `let_go`, so that work of many requests ends under one version. Ends with the client.
+        Waits while the weights are recalled."""
+        ...
+
+    async def let_go(self, holder: str) -> None: ...
 
     async def acknowledge(self, subscriber: str, version: int) -> None:
         """The subscriber computes with `version`, proven by digest and canary."""

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from relax.errors import BusError
+from relax.bus.turns import Turns
+from relax.errors import BusError, StaleHandle
 from relax.types import WeightManifest
 
 
@@ -12,21 +13,26 @@ class Versions:
     def __init__(self) -> None:
         self.held: dict[str, int | None] = {}
         self.newest: WeightManifest | None = None
+        self.turns = Turns()
         self.num_announced = self.num_acknowledged = self.num_rejected = 0
         self._rejections: dict[str, str] = {}
+        self._was_rewound = False
 
     @property
     def floor(self) -> int | None:
-        """The version that every receiver holds at least; `None` while one holds none, or there is no receiver."""
+        """The version that every receiver holds at least; `None` while one holds none, there is none, or it is not theirs."""
         held = list(self.held.values())
-        return None if not held or None in held else min(v for v in held if v is not None)
+        return None if not held or None in held or self.turns.is_recalled else min(v for v in held if v is not None)
 
-    def subscribe(self, subscriber: str) -> None:
+    def subscribe(self, subscriber: str, takes_turns: bool) -> None:
         self.held[subscriber] = None
+        self._rejections.pop(subscriber, None)
+        self.turns.joined(subscriber, takes_turns)
 
     def unsubscribe(self, subscriber: str) -> None:
         self.held.pop(subscriber, None)
         self._rejections.pop(subscriber, None)
+        self.turns.left(subscriber)
 
     def announce(self, manifest: WeightManifest) -> None:
         if self.newest is not None and manifest.version <= self.newest.version and manifest != self.newest:
@@ -34,20 +40,48 @@ class Versions:
         if manifest != self.newest:
             self.newest = manifest
             self.num_announced += 1
+        self.turns.end_recall()
 
-    def newer_than(self, after: int) -> WeightManifest | None:
-        return self.newest if self.newest is not None and self.newest.version > after else None
+    def next_for(self, subscriber: str) -> tuple[WeightManifest | None] | None:
+        """(manifest,) to load, (None,) when the weights must be given up, `None` while there is nothing to do."""
+        self.check_known(subscriber)
+        if self.turns.must_give_up(subscriber):
+            return (None,)
+        if self.newest is None or self.newest.version == self.held[subscriber] or not self.turns.may_load(subscriber):
+            return None
+        return (self.newest,)
+
+    def waiting_for_next(self, subscriber: str) -> str:
+        if not self.turns.may_load(subscriber):
+            return "the trainer, whose turn it is, to announce its next version"
+        held = self.held[subscriber]
+        return (
+            "a first policy version to be announced" if held is None else f"another policy version than {held} to be announced"
+        )
 
     def acknowledge(self, subscriber: str, version: int) -> None:
-        self._check_known(subscriber)
+        """Raises `StaleHandle` for a version that was lost when the trainer went back."""
+        self.check_known(subscriber)
+        if self._was_rewound and (self.newest is None or version > self.newest.version):
+            raise StaleHandle(f"{subscriber}: version {version} is lost with the trainer; take the one that is announced next")
         self.held[subscriber] = version
         self.num_acknowledged += 1
         self._rejections.pop(subscriber, None)
 
     def reject(self, subscriber: str, version: int, reason: str) -> None:
-        self._check_known(subscriber)
+        self.check_known(subscriber)
         self.num_rejected += 1
         self._rejections[subscriber] = f"rejected version {version}: {reason}"
+
+    def gave_up(self, subscriber: str) -> None:
+        self.check_known(subscriber)
+        self.held[subscriber] = None
+        self.turns.gave_up(subscriber)
+
+    def rewind(self) -> None:
+        """Every receiver holds none, and any version may be announced next."""
+        self.held = dict.fromkeys(self.held)
+        self.newest, self._was_rewound = None, True
 
     def all_hold(self, version: int) -> bool:
         floor = self.floor
@@ -64,7 +98,7 @@ class Versions:
                 behind.append(f"{name} holds {'no version' if held is None else f'version {held}'}{note}")
         return f"version {version} to be acknowledged: " + ", ".join(behind)
 
-    def _check_known(self, subscriber: str) -> None:
+    def check_known(self, subscriber: str) -> None:
         if subscriber not in self.held:
             raise BusError(f"{subscriber!r} has not subscribed to weights; known are {sorted(self.held) or 'none'}")
 

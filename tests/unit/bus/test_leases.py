@@ -81,7 +81,7 @@ async def test_a_closed_queue_ends_every_wait(ready):
     core = await ready(Core(QueueLimits(1, 0, 3)))
     waits = [
         asyncio.create_task(core.claim("actor", ("tokens",), num_groups=1, wait_s=60.0)),
-        asyncio.create_task(core.next_manifest("engine", 0, 60.0)),
+        asyncio.create_task(core.next_manifest("engine", 60.0)),
         asyncio.create_task(core.events(0, 60.0)),
     ]
     await asyncio.sleep(0)

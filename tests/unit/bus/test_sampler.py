@@ -13,7 +13,7 @@ from relax.errors import BusError, WaitTimeout
 
 
 def made(lengths):
-    return [Group(i, 0, (10 * i, 10 * i + 1), 2, {}, 0, length) for i, length in enumerate(lengths)]
+    return [Group(i, 0, 0, (10 * i, 10 * i + 1), 2, {}, 0, length) for i, length in enumerate(lengths)]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))

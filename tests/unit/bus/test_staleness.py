@@ -179,7 +179,7 @@ async def test_a_group_past_the_bound_is_reported_and_not_delivered(ready, group
 def test_whatever_the_order_of_arrival_all_is_consumed_in_time(prompts, bound, choices):
     """Groups arrive in any order, the trainer takes what it gets, publications lag: no age above the bound, and after the
     stragglers have come the step can always be completed."""
-    places = Places(prompts, bound)
+    places = Places(prompts)
     generating: list[int] = []
     present: list[int] = []
     used = version = 0
@@ -188,15 +188,15 @@ def test_whatever_the_order_of_arrival_all_is_consumed_in_time(prompts, bound, c
         nonlocal used
         while used // prompts - version <= bound:
             generating.append(version)
-            places.add(version)
+            places.add(version + bound)
             used += 1
 
     def consume() -> bool:
         step = places.next_step
         for oldest in sorted(present):
-            if places.free(step) and places.may_take(step, oldest):
+            if places.free(step) and places.may_take(step, oldest + bound):
                 assert 0 <= step - oldest <= bound
-                places.take(step, oldest)
+                places.take(step, oldest + bound)
                 present.remove(oldest)
                 return True
         return False

@@ -96,7 +96,7 @@ async def test_a_killed_server_is_noticed_by_calls_under_way_and_later_ones():
         await victim.stdout.readline()
         bus = await connect(address)
         await bus.subscribe("engine")
-        waiting = asyncio.create_task(bus.next_manifest("engine", 0, 600.0))
+        waiting = asyncio.create_task(bus.next_manifest("engine", 600.0))
         await asyncio.sleep(0.05)
         victim.send_signal(signal.SIGKILL)
         start = time.monotonic()
@@ -114,7 +114,7 @@ async def test_a_killed_server_is_noticed_by_calls_under_way_and_later_ones():
 
 async def test_a_server_that_stops_answering_is_gone_too(monkeypatch):
     """The process lives but its loop does not: seen by beats without an answer."""
-    monkeypatch.setattr("relax.bus.client.BEAT_S", 0.02)
+    monkeypatch.setattr("relax.bus.calls.BEAT_S", 0.02)
     async with BusServer(Core(LIMITS)) as server:
         bus = await connect(server.address)
         server._receive = lambda frames: None
@@ -131,7 +131,7 @@ async def test_a_silent_client_is_taken_for_dead(monkeypatch, ready, group):
         await server.core.put_group(ticket.issue, group(0), 1.0)
         bus = await connect(server.address)
         lease = await bus.claim("actor", ("tokens",), num_groups=1, wait_s=1.0)
-        bus._heart.cancel()
+        bus._calls._heart.cancel()
         again = await server.core.claim("actor", ("tokens",), num_groups=1, wait_s=10.0)
         assert again.row_ids == lease.row_ids
         with pytest.raises(BusGone, match="silent for too long"):
@@ -187,7 +187,7 @@ async def test_an_old_client_is_refused_by_a_new_life_of_the_queue():
     revived = BusServer(Core(LIMITS), address)
     await revived.start()
     await asyncio.sleep(0.05)
-    bus._gone = None  # as if the notice of the end had been lost
+    bus._calls.gone = None  # as if the notice of the end had been lost
     with pytest.raises(StaleHandle, match="restarted"):
         await bus.stats()
     await bus.close()
