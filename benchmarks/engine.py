@@ -24,8 +24,8 @@ from relax.config.model import ModelConfig
 from relax.config.rollout import LocalEngineConfig
 from relax.engines.local import LocalEngine
 from relax.types import Completion, GenerateRequest, Sampling, WeightManifest
-from relax.weights.digest import content_digest
 from relax.weights.layout import lay_out, views
+from relax.weights.manifest import make_manifest
 
 
 def publish(model: Any, path: Path) -> WeightManifest:
@@ -39,8 +39,7 @@ def publish(model: Any, path: Path) -> WeightManifest:
             view.copy_(named[name])
         logprobs = torch.log_softmax(model(canary[None]).logits[0, :-1].float(), -1).gather(-1, canary[1:, None])[:, 0]
     path.write_bytes(content)
-    digest = content_digest(memoryview(content), table)
-    return WeightManifest(0, "file", str(path), size, table, digest, tuple(canary.tolist()), tuple(logprobs.tolist()))
+    return make_manifest(0, memoryview(content), table, (canary.tolist(), logprobs.tolist()), location=str(path))
 
 
 def without_end(folder: Path, target: Path) -> Path:

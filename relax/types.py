@@ -88,13 +88,19 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """`len(seeds)` completions of one prompt: the prompt is computed once. A seed fixes a completion's random draws."""
+    """`len(seeds)` completions of one prompt: the prompt is computed once. A seed fixes a completion's random draws.
+
+    `partials`: what there is already of each seed's completion, or empty. One that ends with `FinishReason.ABORT` is continued
+    after its last token, with the draws that it would have had; others are returned as they are. `sampling.max_new_tokens`
+    counts the tokens that are there.
+    """
 
     request_id: str
     prompt_ids: Sequence[int]
     seeds: Sequence[int]
     sampling: Sampling
     media: tuple[Media, ...] = ()
+    partials: "tuple[Completion, ...]" = ()
 
 
 @dataclass(slots=True)
@@ -148,16 +154,31 @@ class Sample:
     @property
     def oldest_version(self) -> int:
         """The oldest policy version among the trained tokens; raises `ValueError` when nothing is trained."""
-        return oldest_version(self.loss_mask, self.versions)
+        return min(trained_versions(self.loss_mask, self.versions))
+
+    @property
+    def newest_version(self) -> int:
+        """The newest policy version among the trained tokens; raises `ValueError` when nothing is trained."""
+        return max(trained_versions(self.loss_mask, self.versions))
 
 
-def oldest_version(loss_mask: MaskArray, versions: Sequence[VersionSegment]) -> int:
-    """Oldest version among the positions where `loss_mask [T]` is 1."""
+def trained_versions(loss_mask: MaskArray, versions: Sequence[VersionSegment]) -> set[int]:
+    """The versions among the positions where `loss_mask [T]` is 1; raises `ValueError` when there is none."""
     ends = [s.start for s in versions[1:]] + [len(loss_mask)]
-    found = [s.version for s, end in zip(versions, ends, strict=True) if np.any(loss_mask[s.start : end])]
+    found = {s.version for s, end in zip(versions, ends, strict=True) if np.any(loss_mask[s.start : end])}
     if not found:
         raise ValueError("a sample without trained tokens has no policy version")
-    return min(found)
+    return found
+
+
+def newest_version_only(loss_mask: MaskArray, versions: Sequence[VersionSegment]) -> MaskArray:
+    """`loss_mask [T]` with 0 on the tokens of all versions but the newest that is trained."""
+    newest = max(trained_versions(loss_mask, versions))
+    kept = np.zeros_like(loss_mask)
+    for segment, end in zip(versions, [s.start for s in versions[1:]] + [len(loss_mask)], strict=True):
+        if segment.version == newest:
+            kept[segment.start : end] = loss_mask[segment.start : end]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +211,10 @@ class WeightManifest:
     """One published policy version, as announced to those who load it.
 
     `transport` and `location` say where the bytes are; `tensors` maps every name to (dtype, shape, offset_bytes) in one
-    buffer; `digest` is the content's; `canary_tokens` and `canary_logprobs` (the trainer's log-prob of each token after the
-    first, at temperature 1) prove that a receiver computes with these weights.
+    buffer. It is cut into `buckets` of whole tensors, (start_byte, end_byte, digest) one after the other; `digest` is that of
+    buckets and table together, so equal weights have equal digests whatever their version. `canary_tokens` and
+    `canary_logprobs` (the trainer's log-prob of each token after the first, at temperature 1) prove that a receiver computes
+    with these weights.
     """
 
     version: int
@@ -202,3 +225,4 @@ class WeightManifest:
     digest: str
     canary_tokens: tuple[int, ...]
     canary_logprobs: tuple[float, ...]
+    buckets: tuple[tuple[int, int, str], ...] = ()

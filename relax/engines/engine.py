@@ -12,6 +12,10 @@ class RequestError(EngineError):
     """The request is at fault: no engine can serve it, so there is no sense in trying another."""
 
 
+class EngineAsleep(EngineError):
+    """The engine has given its weights up for the trainer's turn; it generates again once it has taken the next version."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the start, and what is in hand now. Times in seconds."""
@@ -40,6 +44,20 @@ class Engine(Protocol):
 
         Raises `WeightSyncError` and goes on with the version it has when anything disagrees. Running requests continue with
         the new weights and a new version segment.
+        """
+        ...
+
+    async def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
+        """What there is now of each of these requests, one completion for each seed; `FinishReason.ABORT` on those under way.
+
+        Ids of requests that are not in hand are left out.
+        """
+        ...
+
+    async def sleep(self) -> None:
+        """Gives weights and caches up, so that the devices' memory is free. Raises `EngineError` while requests are in hand.
+
+        From then on `generate` raises `EngineAsleep`, until `load_weights`. A second call does nothing.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The embedded engine: continuous batching in a thread of its own, with an asyncio face.
 
-    generate, abort, load_weights --calls--> engine thread: calls, then one step of the batch, and again --futures--> callers
+    generate, load_weights, ... --calls--> engine thread: calls, then one step of the batch, and again --futures--> callers
 
 Between two steps the thread makes all calls that have arrived, so a new version of the weights, a new request and an abort
 take effect after at most one decoding step. Reading and checking a version happens beside it, in another thread.
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import torch
 
 from relax.config.model import ModelConfig
 from relax.config.rollout import LocalEngineConfig
-from relax.engines.engine import EngineStats, RequestError
+from relax.engines.engine import EngineAsleep, EngineStats, RequestError
 from relax.engines.groups import Group
 from relax.engines.policy import Policy
+from relax.engines.request_check import check_request
 from relax.engines.scheduler import Scheduler
 from relax.engines.stopping import StopStrings
 from relax.errors import EngineError, ModelError
@@ -82,7 +82,7 @@ class LocalEngine:
         group = Group(request, Future())
         self._live.add(request.request_id)
         try:
-            self._post(_Call(lambda: self._scheduler.submit(group), group.future))
+            self._post(_Call(lambda: self._submit(group), group.future))
             return await asyncio.wrap_future(group.future)
         except asyncio.CancelledError:
             self._post_abort([request.request_id])
@@ -91,37 +91,30 @@ class LocalEngine:
             self._live.discard(request.request_id)
 
     def _check(self, request: GenerateRequest) -> None:
-        name, sampling, context = request.request_id, request.sampling, self._policy.max_context
         if self._end is not None:
             raise self._end
         if self._policy.version < 0:
-            raise EngineError(f"{self.name}: no weights loaded: the engine generates once it has taken a published version")
-        if name in self._live:
-            raise RequestError(f"request {name!r} is being served already: give each request an id of its own")
-        if request.media:
-            raise RequestError(f"request {name!r} has {len(request.media)} media: the embedded engine reads text alone")
-        if not len(request.prompt_ids):
-            raise RequestError(f"request {name!r} has an empty prompt: there is nothing to continue")
-        if len(request.prompt_ids) >= context:
-            raise RequestError(
-                f"request {name!r}: the prompt has {len(request.prompt_ids)} tokens and the context is {context}: "
-                f"at most {context - 1} leave room for a response"
-            )
-        ids = np.asarray(request.prompt_ids)
-        if int(ids.min()) < 0 or int(ids.max()) >= self._policy.vocab_size:
-            raise RequestError(
-                f"request {name!r}: the prompt has token ids {int(ids.min())} to {int(ids.max())}, "
-                f"the model's are 0 to {self._policy.vocab_size - 1}"
-            )
-        for what, value, is_right, wanted in (
-            ("max_new_tokens", sampling.max_new_tokens, sampling.max_new_tokens >= 1, "at least 1"),
-            ("temperature", sampling.temperature, 0 <= sampling.temperature < float("inf"), "0 or more"),
-            ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
-            ("stop", sampling.stop, all(sampling.stop), "strings that are not empty"),
-        ):
-            if not is_right:
-                raise RequestError(f"request {name!r}: {what} = {value!r}, wanted {wanted}")
+            raise self._without_weights()
+        if request.request_id in self._live:
+            raise RequestError(f"request {request.request_id!r} is being served already: give each request an id of its own")
+        check_request(request, self._policy.max_context, self._policy.vocab_size)
+
+    def _without_weights(self) -> EngineError:
+        if self._policy.is_asleep:
+            return EngineAsleep(f"{self.name} sleeps while the trainer has its devices: it goes on with the next version")
+        return EngineError(f"{self.name}: no weights loaded: the engine generates once it has taken a published version")
+
+    def _submit(self, group: Group) -> None:
+        if self._policy.version < 0:  # it fell asleep between the check and now
+            group.fail(self._without_weights())
+        else:
+            self._scheduler.submit(group)
+
+    async def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
+        """What there is now of each of these requests that are in hand; `FinishReason.ABORT` on completions under way."""
+        ids = tuple(request_ids)
+        found: dict[str, list[Completion]] = await asyncio.wrap_future(self._call(lambda: self._scheduler.progress(ids)))
+        return found
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests now: their `generate` returns what there is, with `FinishReason.ABORT`. Others are let alone."""
@@ -142,13 +135,16 @@ class LocalEngine:
         """Takes a version in between two steps; returns the canary's largest log-prob difference.
 
         Raises `WeightSyncError`, and goes on with the weights it has, when content, names, shapes, types or canary disagree.
-        Versions are taken in the order of the calls.
+        Versions are taken in the order of the calls. Of weights that it holds already only the version is taken: nothing is
+        read, and what was computed with them stays.
         """
         if self._end is not None:
             raise self._end
         return await asyncio.wrap_future(self._stager.submit(self._stage_and_take, manifest))
 
     def _stage_and_take(self, manifest: WeightManifest) -> float:
+        if self._policy.holds(manifest):  # what it holds changes in this thread's calls alone
+            return float(self._call(lambda: self._renumber(manifest)).result())
         with torch.no_grad():
             staged = self._policy.stage(manifest)
 
@@ -159,8 +155,29 @@ class LocalEngine:
 
         return float(self._call(take).result())
 
+    def _renumber(self, manifest: WeightManifest) -> float:
+        difference = self._policy.renumber(manifest)
+        self._scheduler.version_changed()
+        return difference
+
+    async def sleep(self) -> None:
+        """Gives weights and caches up. Raises `EngineError` while requests are in hand; a second call does nothing.
+
+        From then on `generate` raises `EngineAsleep`, until `load_weights`.
+        """
+        if self._end is not None:
+            raise self._end
+        await asyncio.wrap_future(self._stager.submit(lambda: self._call(self._fall_asleep).result()))  # after earlier loads
+
+    def _fall_asleep(self) -> None:
+        if not self._scheduler.is_idle:
+            num = self._scheduler.num_running + self._scheduler.num_waiting
+            raise EngineError(f"{self.name} cannot sleep: {num} completions are in hand")
+        self._scheduler.forget()
+        self._policy.sleep()
+
     async def stats(self) -> EngineStats:
-        """Counters since the start; `version` is -1 before the first weights."""
+        """Counters since the start; `version` is -1 before the first weights and while the engine sleeps."""
         if self._end is not None:
             raise self._end
         scheduler = self._scheduler
@@ -220,6 +237,7 @@ class LocalEngine:
             if call is None:
                 return False
             call.run()
+            del call  # it may hold a version of the weights, and the next one may be long in coming
         return True
 
     def _finish(self, reason: EngineError) -> None:

@@ -1,7 +1,7 @@
 """The model that an engine generates with: its architecture from the model folder, its weights from publications only.
 
-manifest -> read (digest) -> names, shapes, types -> stage (copy) -> swap in -> canary -> in use
-                                                                          \\-> swap back, WeightSyncError
+manifest -> names, shapes, types -> bucket by bucket: read (digest), copy -> swap in -> canary -> in use
+                                                                                  \\-> swap back, WeightSyncError
 """
 
 import logging
@@ -21,7 +21,7 @@ from relax.models.causal_lm import FlatForward, check_attention, is_fusable, mak
 from relax.models.decoder import Decoder, RotaryTable
 from relax.types import WeightManifest
 from relax.weights.naming import check_names
-from relax.weights.receiver import read_weights
+from relax.weights.receiver import read_buckets
 
 log = logging.getLogger("relax.engines")
 
@@ -36,6 +36,15 @@ class _Staged:
     manifest: WeightManifest
     decoder: Decoder | None  # of the fused path
     tensors: Mapping[str, Tensor]  # of the other
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What the current weights were proven by."""
+
+    digest: str
+    canary_tokens: tuple[int, ...]
+    canary_logprobs: Tensor  # as they are computed here, float32 on the CPU
 
 
 class Policy:
@@ -74,7 +83,9 @@ class Policy:
         else:
             self._module = skeleton.to(device)
             self._forward = make_forward(skeleton, use_fused=False)
+        self._held: _Held | None = None
         self.version = -1
+        self.is_asleep = False
         self.eos_ids = _eos_ids(model.path, text)
         self.max_context = _max_context(model, text)
         self.vocab_size = int(text.vocab_size)
@@ -96,24 +107,38 @@ class Policy:
         return F.linear(hidden, *self.forward.head)
 
     def stage(self, manifest: WeightManifest) -> _Staged:
-        """Reads, checks and copies a version. Raises `WeightSyncError` that says what disagrees; nothing has changed then."""
-        tensors = read_weights(manifest)
-        check_names(self._expected, tensors, "the engine")
+        """Checks, reads and copies a version, one bucket after the other.
+
+        Raises `WeightSyncError` that says what disagrees; nothing has changed then.
+        """
+        self._check(manifest)
+        if self._rotary is not None:
+            decoder = Decoder(self._config, self._rotary, self._room("meta"), self.device)
+            for bucket in read_buckets(manifest):
+                decoder.copy(bucket)
+            return _Staged(manifest, decoder, {})
+        room = self._room(self.device)
+        for bucket in read_buckets(manifest):
+            _copy(bucket, room)
+        return _Staged(manifest, None, room)
+
+    def _room(self, device: torch.device | str) -> dict[str, Tensor]:
+        return {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in self._expected.items()}
+
+    def _check(self, manifest: WeightManifest) -> None:
+        check_names(self._expected, manifest.tensors, "the engine")
         for name, (shape, dtype) in self._expected.items():
-            found = tensors[name]
-            if tuple(found.shape) != shape or found.dtype != dtype:
+            kind, found, _ = manifest.tensors[name]
+            wanted = str(dtype).removeprefix("torch.")
+            if tuple(found) != shape or kind != wanted:
                 raise WeightSyncError(
-                    f"version {manifest.version}: {name} is {found.dtype} {list(found.shape)}, "
-                    f"the engine expects {dtype} {list(shape)}"
+                    f"version {manifest.version}: {name} is {kind} {list(found)}, the engine expects {wanted} {list(shape)}"
                 )
         if len(manifest.canary_tokens) < 2 or len(manifest.canary_logprobs) != len(manifest.canary_tokens) - 1:
             raise WeightSyncError(
                 f"version {manifest.version}: {len(manifest.canary_tokens)} canary tokens with "
                 f"{len(manifest.canary_logprobs)} log-probs; a canary has a log-prob of each token but the first"
             )
-        if self._rotary is not None:
-            return _Staged(manifest, Decoder(self._config, self._rotary, tensors, self.device), {})
-        return _Staged(manifest, None, {name: tensors[name].to(self.device, copy=True) for name in self._expected})
 
     def take(self, staged: _Staged) -> float:
         """Swaps staged weights in and proves them; returns the canary's largest log-prob difference.
@@ -124,20 +149,39 @@ class Policy:
         version, undo = self.version, self._swap(staged)
         self.version = manifest.version
         try:
-            difference = self._canary_difference(manifest)
+            logprobs = self._canary(manifest)
+            difference = self._difference(manifest, logprobs, version)
         except BaseException:
             undo()
             self.version = version
             raise
-        tolerance = TOLERANCE[self.dtype]
-        if not difference <= tolerance:  # NaN as well
-            undo()
-            self.version = version
-            raise WeightSyncError(
-                f"version {manifest.version}: the canary's log-prob differs by {difference:.3g}, "
-                f"at most {tolerance:g} is allowed; the engine goes on with version {version}"
-            )
+        self._held = _Held(manifest.digest, tuple(manifest.canary_tokens), logprobs)
+        self.is_asleep = False
         return difference
+
+    def holds(self, manifest: WeightManifest) -> bool:
+        """Whether the current weights are those of `manifest`, whatever their version."""
+        held = self._held
+        return held is not None and (held.digest, held.canary_tokens) == (manifest.digest, tuple(manifest.canary_tokens))
+
+    def renumber(self, manifest: WeightManifest) -> float:
+        """Takes the version of weights that are held; returns the canary's largest log-prob difference, as `take` does."""
+        assert self._held is not None
+        difference = self._difference(manifest, self._held.canary_logprobs, self.version)
+        self.version = manifest.version
+        return difference
+
+    def sleep(self) -> None:
+        """Lets the weights go. `take` ends the sleep."""
+        if self._module is not None:
+            slots = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+            for name, (_, dtype) in self._expected.items():
+                slots[name].data = torch.empty(0, dtype=dtype, device=self.device)
+        else:
+            self._forward = None
+        self._held, self.version, self.is_asleep = None, -1, True
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the trainer may be another process
 
     def _swap(self, staged: _Staged) -> Callable[[], None]:
         """Puts the staged weights in place; calling the result puts the old ones back."""
@@ -160,7 +204,8 @@ class Policy:
 
         return put_back
 
-    def _canary_difference(self, manifest: WeightManifest) -> float:
+    def _canary(self, manifest: WeightManifest) -> Tensor:
+        """The canary's log-probs under the current weights, float32 on the CPU."""
         tokens = torch.tensor(manifest.canary_tokens, device=self.device)
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
             raise WeightSyncError(
@@ -169,9 +214,23 @@ class Policy:
         self.reserve(len(tokens))
         hidden = self.forward.hidden(tokens, torch.arange(len(tokens), device=self.device), attend_within([len(tokens)]))
         logits = self.logits(hidden[:-1]).float()
-        found = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
-        wanted = torch.tensor(manifest.canary_logprobs, device=self.device, dtype=torch.float32)
-        return float((found - wanted).abs().max())
+        return torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0].cpu()
+
+    def _difference(self, manifest: WeightManifest, logprobs: Tensor, version: int) -> float:
+        """The largest difference to the trainer's log-probs; `WeightSyncError` when it is too large."""
+        difference = float((logprobs - torch.tensor(manifest.canary_logprobs, dtype=torch.float32)).abs().max())
+        tolerance = TOLERANCE[self.dtype]
+        if not difference <= tolerance:  # NaN as well
+            raise WeightSyncError(
+                f"version {manifest.version}: the canary's log-prob differs by {difference:.3g}, "
+                f"at most {tolerance:g} is allowed; the engine goes on with version {version}"
+            )
+        return difference
+
+
+def _copy(bucket: Mapping[str, Tensor], room: Mapping[str, Tensor]) -> None:
+    for name, tensor in bucket.items():
+        room[name].copy_(tensor)
 
 
 def _expected_tensors(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

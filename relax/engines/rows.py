@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax.engines.groups import Group
+from relax.engines.groups import Branch, Group
 from relax.engines.sampling import SamplingRows, uniforms
 from relax.engines.stopping import StopStrings
 from relax.types import Completion, FinishReason, VersionSegment
@@ -18,16 +18,20 @@ _Kind = TypeVar("_Kind", bound=np.generic)
 
 
 class Rows:
-    """Columns over `num` rows, which lie together at the front. A row is one completion of a `Group`."""
+    """Columns over `num` rows, which lie together at the front. A row is one completion of a `Group`.
 
-    def __init__(self, capacity: int, device: torch.device, stop_strings: StopStrings) -> None:
+    With `replays` a continued row passes its old tokens again, one a step, before it samples new ones.
+    """
+
+    def __init__(self, capacity: int, device: torch.device, stop_strings: StopStrings, *, replays: bool) -> None:
         self.num = 0
-        self._device, self._stop_strings = device, stop_strings
+        self._device, self._stop_strings, self._replays = device, stop_strings, replays
         self.groups: list[Group] = []
         self._indices: list[int] = []
         self._segments: list[list[VersionSegment]] = []
         self.prompt_length = np.zeros(capacity, np.int64)
-        self.count = np.zeros(capacity, np.int64)  # tokens sampled
+        self.count = np.zeros(capacity, np.int64)  # tokens that have passed
+        self._num_known = np.zeros(capacity, np.int64)  # tokens that were there when the request came
         self.limit = np.zeros(capacity, np.int64)  # and at most
         self.last_token = np.zeros(capacity, np.int64)
         self._seed = np.zeros(capacity, np.uint64)
@@ -50,16 +54,17 @@ class Rows:
         """No row will have more tokens than this, prompt included."""
         return int((self.prompt_length + self.limit)[: self.num].max(initial=0))
 
-    def add(self, group: Group, count: int, limit: int, eos_ids: Sequence[int], version: int) -> None:
-        """The next `count` seeds of `group`, none of them with a token yet; each gets at most `limit` tokens."""
+    def add(self, branch: Branch, count: int, limit: int, eos_ids: Sequence[int], version: int) -> None:
+        """The next `count` seeds of `branch`; each gets at most `limit` tokens, those that are there included."""
         new = slice(self.num, self.num + count)
-        sampling = group.request.sampling
-        first, self.num = group.num_started, self.num + count
-        self.groups += [group] * count
-        self._indices += range(first, first + count)
-        self._segments += [[VersionSegment(0, version)] for _ in range(count)]
-        self.prompt_length[new], self.count[new], self.limit[new] = group.prompt_length, 0, limit
-        self._seed[new] = [seed % 2**64 for seed in group.request.seeds[first : first + count]]
+        request = branch.group.request
+        sampling, indices = request.sampling, branch.waiting[:count]
+        self.num += count
+        branch.num_started += count
+        self.groups += [branch.group] * count
+        self._indices += indices
+        self.prompt_length[new], self.limit[new] = len(request.prompt_ids), limit
+        self._seed[new] = [request.seeds[index] % 2**64 for index in indices]
         self._is_greedy[new] = sampling.temperature == 0
         self._temperature[new] = sampling.temperature or 1.0
         self._top_p[new], self._top_k[new] = sampling.top_p, sampling.top_k
@@ -69,7 +74,32 @@ class Rows:
             self._stop_ids = _widened(self._stop_ids, len(stops), _NO_TOKEN)
         self._stop_ids[new] = _NO_TOKEN
         self._stop_ids[new, : len(stops)] = stops
-        group.num_started += count
+        self.count[new], self._num_known[new] = 0, 0
+        if request.partials:
+            for row, index in enumerate(indices, new.start):
+                self._continue(row, branch.group.known(index), version)
+        else:
+            self._segments += [[VersionSegment(0, version)] for _ in range(count)]
+
+    def _continue(self, row: int, known: Completion, version: int) -> None:
+        num = len(known.token_ids)
+        self._make_room(num)
+        self._tokens[row, :num], self._logprobs[row, :num] = known.token_ids, known.logprobs
+        self._num_known[row] = num
+        self.count[row] = 0 if self._replays else num
+        segments = list(known.versions)
+        if not segments or segments[-1].version != version:
+            segments.append(VersionSegment(num, version))
+        self._segments.append(segments)
+
+    def _make_room(self, width: int) -> None:
+        """For one token more than `width` in each row."""
+        if width >= self._tokens.shape[1]:
+            self._tokens, self._logprobs = _widened(self._tokens, 2 * width, 0), _widened(self._logprobs, 2 * width, 0)
+
+    def num_new(self, start: int, stop: int) -> int:
+        """How many of these rows sample their next token, and do not replay it."""
+        return int((self.count[start:stop] >= self._num_known[start:stop]).sum())
 
     def sampling(self, start: int, stop: int) -> tuple[SamplingRows, Tensor]:
         """How rows `start` to `stop` are sampled, and the uniform number of each one's next token."""
@@ -93,15 +123,18 @@ class Rows:
         """Takes the next token of the rows from `start` on. Returns the rows that have ended, and why."""
         rows = slice(start, start + len(tokens))
         count = self.count[rows]
-        if (width := int(count.max(initial=0))) >= self._tokens.shape[1]:
-            self._tokens, self._logprobs = _widened(self._tokens, 2 * width, 0), _widened(self._logprobs, 2 * width, 0)
+        self._make_room(int(count.max(initial=0)))
         at = np.arange(rows.start, rows.stop)
+        is_old = count < self._num_known[rows]
+        if is_old.any():
+            tokens = np.where(is_old, self._tokens[at, count], tokens)
+            logprobs = np.where(is_old, self._logprobs[at, count], logprobs)
         self._tokens[at, count], self._logprobs[at, count] = tokens, logprobs
         self.count[rows] += 1
         self.last_token[rows] = tokens
-        has_stopped = (tokens[:, None] == self._stop_ids[rows]).any(1)
+        has_stopped = (tokens[:, None] == self._stop_ids[rows]).any(1) & ~is_old
         if self._has_stop_strings[rows].any():
-            has_stopped[self._found_stop_strings(start, ~has_stopped & self._has_stop_strings[rows])] = True
+            has_stopped[self._found_stop_strings(start, ~has_stopped & ~is_old & self._has_stop_strings[rows])] = True
         is_full = count >= self.limit[rows]  # a view, already counted up
         return {
             start + int(row): FinishReason.STOP if has_stopped[row] else FinishReason.LENGTH
@@ -120,10 +153,14 @@ class Rows:
 
     def completion(self, row: int, reason: FinishReason) -> tuple[Group, int, Completion]:
         """What the row has come to, and whose it is: its group and the index of its seed there."""
-        end = int(self.count[row])
+        end = self._num_there(row)
         segments = [segment for segment in self._segments[row] if segment.start < end]
         completion = Completion(self._tokens[row, :end].copy(), self._logprobs[row, :end].copy(), tuple(segments), reason)
         return self.groups[row], self._indices[row], completion
+
+    def _num_there(self, row: int) -> int:
+        """Tokens of a row's completion, those included that it has yet to replay."""
+        return int(max(self.count[row], self._num_known[row]))
 
     def remove(self, gone: set[int]) -> tuple[list[int], list[int]]:
         """Takes rows out; the last ones move into the holes. Returns which rows moved, and where to."""
@@ -142,14 +179,26 @@ class Rows:
         return sources, targets
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
-        one = (self.prompt_length, self.count, self.limit, self.last_token, self._seed, self._temperature, self._is_greedy)
-        return (*one, self._top_p, self._top_k, self._has_stop_strings, self._stop_ids, self._tokens, self._logprobs)
+        one = (self.prompt_length, self.count, self._num_known, self.limit, self.last_token, self._seed, self._temperature)
+        return (
+            *one,
+            self._is_greedy,
+            self._top_p,
+            self._top_k,
+            self._has_stop_strings,
+            self._stop_ids,
+            self._tokens,
+            self._logprobs,
+        )
 
     def change_version(self, version: int) -> None:
         """What is sampled from now on is of `version`."""
         for row, segments in enumerate(self._segments):
-            if segments[-1].version != version:
-                segments.append(VersionSegment(int(self.count[row]), version))
+            start = self._num_there(row)
+            if segments[-1].version != version and segments[-1].start == start:
+                segments.pop()  # no token was sampled under it
+            if not segments or segments[-1].version != version:
+                segments.append(VersionSegment(start, version))
 
 
 def _widened(column: NDArray[_Kind], width: int, filler: int) -> NDArray[_Kind]:

@@ -1,12 +1,13 @@
 """Continuous batching: rows that end leave the batch at once, and waiting prompts take their place.
 
-waiting groups --prefill: each prompt once--> first token of each seed --> rows --decode steps--> completions
-                                                                            ^----- compacted -----'
+requests --> branches --prefill: each prompt once--> next token of each seed --> rows --decode steps--> completions
+             a prompt, or one and a partial                                      ^----- compacted -----'
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from relax.config.rollout import LocalEngineConfig
 from relax.engines.attention import attend_within
-from relax.engines.groups import Group, Prefix
+from relax.engines.groups import Branch, Group, Prefix, branches
 from relax.engines.kv_cache import KVCache, bucket
 from relax.engines.policy import Policy
 from relax.engines.rows import Rows
 from relax.engines.sampling import sample
-from relax.engines.stopping import StopStrings
+from relax.engines.stopping import StopStrings, reason_to_end
 from relax.errors import EngineError
 from relax.models.decoder import Decoder
-from relax.types import FinishReason
+from relax.types import Completion, FinishReason
 
 _CHUNK = 32  # rows of one decoding pass in deterministic mode
 
@@ -33,14 +34,15 @@ class Scheduler:
     """The batch and those who wait for a place in it. Not thread-safe: the engine's thread owns it.
 
     In deterministic mode all shapes that a row is computed in depend on the row alone, and so do its bits: prompts pass one by
-    one, rows in padded passes of fixed size. A mixture of experts groups tokens by expert, so there a row passes alone.
+    one, rows in padded passes of fixed size. A mixture of experts groups tokens by expert, so there a row passes alone. Tokens
+    of a completion that is continued pass again as they did at first, one a step; otherwise with their prompt, in one pass.
     """
 
     def __init__(self, policy: Policy, config: LocalEngineConfig, stop_strings: StopStrings, *, deterministic: bool) -> None:
         self._policy, self._max_slots, self._max_prefill = policy, config.max_slots, config.max_prefill_tokens
-        self._deterministic = deterministic
-        self._rows = Rows(config.max_slots, policy.device, stop_strings)
-        self._waiting: deque[Group] = deque()
+        self._deterministic, self._stop_strings = deterministic, stop_strings
+        self._rows = Rows(config.max_slots, policy.device, stop_strings, replays=deterministic)
+        self._waiting: deque[Branch] = deque()
         self._cache: KVCache | None = None
         self._num_loads = 0
         self.generated_tokens = 0
@@ -59,28 +61,63 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Completions that have not entered the batch."""
-        return sum(group.num_waiting for group in tuple(self._waiting))
+        return sum(len(branch.waiting) for branch in tuple(self._waiting))
 
     def submit(self, group: Group) -> None:
-        self._waiting.append(group)
+        """Takes a request in hand. What is complete of it already ends at once."""
+        request = group.request
+        for index, partial in enumerate(request.partials):
+            reason = reason_to_end(partial, request.sampling, self._limit(group), self._policy.eos_ids, self._stop_strings)
+            if reason is not None:
+                group.finish(index, replace(partial, finish=reason))
+        self._waiting.extend(branches(group, replays=self._deterministic))
+
+    def _limit(self, group: Group) -> int:
+        """The most tokens of its completions."""
+        return min(group.request.sampling.max_new_tokens, self._policy.max_context - len(group.request.prompt_ids))
+
+    def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
+        """What there is of these requests, where they are in hand; `FinishReason.ABORT` on completions under way."""
+        wanted, found = set(request_ids), dict[Group, dict[int, Completion]]()
+        for row, group in enumerate(self._rows.groups):
+            if group.request.request_id in wanted:
+                _, index, completion = self._rows.completion(row, FinishReason.ABORT)
+                found.setdefault(group, {})[index] = completion
+        for branch in self._waiting:
+            if branch.group.request.request_id in wanted:
+                found.setdefault(branch.group, {}).update((i, branch.group.known(i)) for i in branch.waiting)
+        return {
+            group.request.request_id: [(group.completions | there)[i] for i in range(len(group.request.seeds))]
+            for group, there in found.items()
+        }
+
+    def forget(self) -> None:
+        """Gives the cache's memory back. Only while idle."""
+        assert self.is_idle, "rows and computed prompts need the cache"
+        self._cache = None
 
     def weights_changed(self) -> None:
         """To be called after the policy took weights: rows get a new segment, computed prompts are forgotten."""
         self._num_loads += 1
+        self.version_changed()
+
+    def version_changed(self) -> None:
+        """To be called after the policy took a number for the weights that it has."""
         self._rows.change_version(self._policy.version)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends these requests with what there is. Unknown ids are of requests that have ended by themselves."""
         wanted = set(request_ids)
-        for group in [group for group in self._waiting if group.request.request_id in wanted]:
-            self._waiting.remove(group)
-            group.abort_waiting()
+        for branch in [branch for branch in self._waiting if branch.group.request.request_id in wanted]:
+            self._waiting.remove(branch)
+            for index in branch.waiting:
+                branch.group.finish(index, branch.group.known(index))
         rows = [row for row, group in enumerate(self._rows.groups) if group.request.request_id in wanted]
         self._leave(dict.fromkeys(rows, FinishReason.ABORT))
 
     def fail(self, error: EngineError) -> None:
         """Ends every request with `error`."""
-        for group in (*self._waiting, *self._rows.groups):
+        for group in (*(branch.group for branch in self._waiting), *self._rows.groups):
             group.fail(error)
         self._waiting.clear()
         self._rows.remove(set(range(self._rows.num)))
@@ -94,32 +131,33 @@ class Scheduler:
         self.busy_s += time.perf_counter() - start
 
     def _admit(self) -> None:
-        entering: list[tuple[Group, int]] = []
+        entering: list[tuple[Branch, int]] = []
         free, tokens = self._max_slots - self._rows.num, 0
         while self._waiting and free:
-            group = self._waiting[0]
-            if group.prefix is None or group.prefix.load != self._num_loads:
-                if tokens and tokens + group.prompt_length > self._max_prefill:
+            branch = self._waiting[0]
+            if branch.prefix is None or branch.prefix.load != self._num_loads:
+                if tokens and tokens + branch.length > self._max_prefill:
                     break  # the rest of the prompts after the next step
-                group.prefix = None
-                tokens += group.prompt_length
-            count = min(free, group.num_waiting)
-            entering.append((group, count))
+                branch.prefix = None
+                tokens += branch.length
+            num_waiting = len(branch.waiting)
+            count = min(free, num_waiting)
+            entering.append((branch, count))
             free -= count
-            if count < group.num_waiting:
+            if count < num_waiting:
                 break
             self._waiting.popleft()
         if not entering:
             return
-        self._prefill([group for group, _ in entering if group.prefix is None])
+        self._prefill([branch for branch, _ in entering if branch.prefix is None])
         self._place(entering)
 
-    def _prefill(self, groups: list[Group]) -> None:
-        """Computes prompts, those of one length side by side."""
-        groups = sorted(groups, key=lambda group: group.prompt_length)
-        for batch in [[group] for group in groups] if self._deterministic else [groups] if groups else []:
-            lengths = [group.prompt_length for group in batch]
-            ids = self._send(np.concatenate([np.asarray(group.request.prompt_ids, np.int64) for group in batch]))
+    def _prefill(self, found: list[Branch]) -> None:
+        """Computes what branches go on from, those of one length side by side."""
+        found = sorted(found, key=lambda branch: branch.length)
+        for batch in [[branch] for branch in found] if self._deterministic else [found] if found else []:
+            lengths = [branch.length for branch in batch]
+            ids = self._send(np.concatenate([branch.tokens for branch in batch]))
             positions = self._send(np.concatenate([np.arange(length) for length in lengths]))
             self._policy.reserve(max(lengths))
             forward = self._policy.forward
@@ -135,25 +173,24 @@ class Scheduler:
             hidden = forward.hidden(ids, positions, attend_within(lengths, keep))
             ends = np.cumsum(lengths)
             logits = self._policy.logits(hidden[self._send(ends - 1)])
-            for group, end, row in zip(batch, ends.tolist(), logits, strict=True):
-                group.prefix = Prefix(keep[:, :, end - group.prompt_length : end], row, self._num_loads)
+            for branch, end, row in zip(batch, ends.tolist(), logits, strict=True):
+                branch.prefix = Prefix(keep[:, :, end - branch.length : end], row, self._num_loads)
             self.prefilled_tokens += len(ids)
 
-    def _place(self, entering: list[tuple[Group, int]]) -> None:
-        """Gives the groups' next seeds a row each, and samples their first tokens."""
+    def _place(self, entering: list[tuple[Branch, int]]) -> None:
+        """Gives the branches' next seeds a row each, and samples their next tokens."""
         first = self._rows.num
-        for group, count in entering:
-            limit = min(group.request.sampling.max_new_tokens, self._policy.max_context - group.prompt_length)
-            self._rows.add(group, count, limit, self._policy.eos_ids, self._policy.version)
-        cache = self._reserve(first, int(self._rows.prompt_length[first : self._rows.num].max()))
+        for branch, count in entering:
+            self._rows.add(branch, count, self._limit(branch.group), self._policy.eos_ids, self._policy.version)
+        cache = self._reserve(first, max(branch.length for branch, _ in entering))
         row, logits = first, []
-        for group, count in entering:
-            assert group.prefix is not None
-            cache.fill(row, count, group.prefix.kv)
-            logits.append(group.prefix.logits.expand(count, -1))
+        for branch, count in entering:
+            assert branch.prefix is not None
+            cache.fill(row, count, branch.prefix.kv)
+            logits.append(branch.prefix.logits.expand(count, -1))
             row += count
-            if not group.num_waiting:
-                group.prefix = None
+            if not branch.waiting:
+                branch.prefix = None
         self._sample(first, torch.cat(logits))
 
     def _reserve(self, num_used: int, num_tokens: int) -> KVCache:
@@ -201,7 +238,7 @@ class Scheduler:
         """Samples the rows from `start` on; those that end leave."""
         how, uniform = self._rows.sampling(start, start + len(logits))
         tokens, logprobs = (x.cpu().numpy() for x in sample(logits, how, uniform))
-        self.generated_tokens += len(tokens)
+        self.generated_tokens += self._rows.num_new(start, start + len(tokens))
         ended = self._rows.record(start, tokens, logprobs)
         if not np.isfinite(logprobs).all():
             self._fail_rows([start + int(row) for row in (~np.isfinite(logprobs)).nonzero()[0]], ended)
@@ -214,8 +251,7 @@ class Scheduler:
         for group in groups:
             request = group.request.request_id
             group.fail(EngineError(f"request {request!r}: the model's logits are not finite under version {version}"))
-            if group in self._waiting:
-                self._waiting.remove(group)
+        self._waiting = deque(branch for branch in self._waiting if branch.group not in groups)
         for row, group in enumerate(self._rows.groups):
             if group in groups:
                 ended[row] = FinishReason.ABORT

@@ -1,4 +1,4 @@
-"""Stop strings: text that ends a completion, wherever the token boundaries fall."""
+"""What ends a completion: a token, a length, or a text, wherever the token boundaries fall."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 
 from relax.config.model import ModelConfig
 from relax.errors import ModelError
+from relax.types import Completion, FinishReason, Sampling
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _MARGIN = 4  # tokens before the longest match, so that a character's first bytes are not cut off
@@ -47,3 +48,19 @@ class StopStrings:
         """Whether the text of each tail, the last tokens of a completion, has one of its stop strings in it."""
         texts = self._tokenizer.batch_decode(tails, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return [any(stop in text for stop in wanted) for text, wanted in zip(texts, stops, strict=True)]
+
+
+def reason_to_end(
+    partial: Completion, sampling: Sampling, limit: int, eos_ids: Sequence[int], stop_strings: StopStrings
+) -> FinishReason | None:
+    """Why a completion that has come as far as `partial`, and may have `limit` tokens, is not continued; None if it is."""
+    if partial.finish is not FinishReason.ABORT:
+        return partial.finish
+    tokens = partial.token_ids.tolist()
+    if not tokens:
+        return None
+    if tokens[-1] in (*sampling.stop_token_ids, *eos_ids):
+        return FinishReason.STOP
+    if sampling.stop and stop_strings.found([tokens[-stop_strings.window(sampling.stop) :]], [sampling.stop])[0]:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(tokens) >= limit else None

@@ -76,7 +76,10 @@ class _Layer:
 
 
 class Decoder:
-    """A `FlatForward` on fused copies of `weights`, which go by their Hugging Face names and may be freed afterwards."""
+    """A `FlatForward` on fused copies of weights, which `copy` fills in, one part after the other.
+
+    `weights` stand for what will be copied: tensors of any device by their Hugging Face names, of which types and shapes count.
+    """
 
     def __init__(self, config: Any, rotary: RotaryTable, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self.num_layers = int(config.num_hidden_layers)
@@ -85,6 +88,7 @@ class Decoder:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._eps, self._rotary = float(config.rms_norm_eps), rotary
         self._weights, self._device = weights, device
+        self._slots: dict[str, Tensor] = {}
         self._embed = self._own("model.embed_tokens.weight")
         self._norm = self._own("model.norm.weight")
         self._layers = [self._layer(f"model.layers.{index}.") for index in range(self.num_layers)]
@@ -93,10 +97,17 @@ class Decoder:
         self._head_bias = self._maybe("lm_head.bias")
         self._weights = {}
 
+    def copy(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes the values of these tensors; once all have been taken, the decoder computes with them."""
+        for name, tensor in weights.items():
+            self._slots[name].copy_(tensor)
+
     def _own(self, *names: str) -> Tensor:
-        """A copy of these tensors, one below the other."""
-        parts = [self._weights[name].to(self._device) for name in names]
-        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        """Room for these tensors, one below the other."""
+        parts = [self._weights[name] for name in names]
+        room = torch.empty(sum(len(part) for part in parts), *parts[0].shape[1:], dtype=parts[0].dtype, device=self._device)
+        self._slots |= zip(names, room.split_with_sizes([len(part) for part in parts]), strict=True)
+        return room
 
     def _maybe(self, *names: str) -> Tensor | None:
         return self._own(*names) if names[0] in self._weights else None
@@ -104,10 +115,14 @@ class Decoder:
     def _layer(self, at: str) -> _Layer:
         qkv = [f"{at}self_attn.{kind}_proj" for kind in "qkv"]
         gate_up = [f"{at}mlp.{kind}_proj" for kind in ("gate", "up")]
-        q_norm, k_norm = self._maybe(f"{at}self_attn.q_norm.weight"), self._maybe(f"{at}self_attn.k_norm.weight")
+        q_norm, k_norm = f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight"
         qk_norm = None
-        if q_norm is not None and k_norm is not None:
-            qk_norm = torch.cat([q_norm.expand(self.num_heads, -1), k_norm.expand(self.num_kv_heads, -1)])
+        if q_norm in self._weights and k_norm in self._weights:
+            heads = (self.num_heads, self.num_kv_heads)
+            qk_norm = torch.empty(sum(heads), self.head_dim, dtype=self._weights[q_norm].dtype, device=self._device)
+            self._slots |= zip(
+                (q_norm, k_norm), qk_norm.split_with_sizes(heads), strict=True
+            )  # one norm for all heads of a kind
         return _Layer(
             norm1=self._own(f"{at}input_layernorm.weight"),
             qkv=self._own(*(f"{name}.weight" for name in qkv)),

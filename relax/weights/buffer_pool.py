@@ -58,6 +58,13 @@ class BufferPool:
             slot.is_in_hand = False
             self._announced = max(self._announced, slot.version)
 
+    def give_back(self, file: BufferFile) -> None:
+        """What is in `file` will not be announced: the next version may have it."""
+        with self._lock:
+            slot = next((slot for slot in self._slots if slot.file is file), None)
+            if slot is not None:
+                slot.is_in_hand, slot.is_settled = False, True
+
     def settle(self, version: int) -> None:
         """Every receiver holds `version` or a newer one."""
         with self._lock:

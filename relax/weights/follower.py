@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from relax.bus.transfer_queue import TransferQueue
-from relax.errors import BusError, WaitTimeout, WeightSyncError
+from relax.errors import BusError, StaleHandle, WaitTimeout, WeightSyncError
 from relax.types import WeightManifest
 
 log = logging.getLogger("relax.weights")
@@ -15,43 +15,106 @@ _WAIT_S = 60.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
 
+Load = Callable[[WeightManifest], Awaitable[float]]
+GiveUp = Callable[[], Awaitable[None]]
+
 
 async def follow(
-    bus: TransferQueue, subscriber: str, load: Callable[[WeightManifest], Awaitable[float]], *, max_failures: int = 5
+    bus: TransferQueue,
+    subscriber: str,
+    load: Load,
+    *,
+    give_up: GiveUp | None = None,
+    every: int = 0,
+    max_failures: int = 5,
 ) -> None:
     """Runs until it is cancelled; unsubscribes at its end, however that comes.
 
     `load` takes a version in, proven by digest and canary, and returns the canary's largest log-prob difference. When it raises
     `WeightSyncError` the version is rejected with the reason, and the newest one is tried after a growing pause; the
-    `max_failures`-th failure in a row is raised. Each attempt is an event of kind "weights".
+    `max_failures`-th failure in a row is raised. With `give_up` the receiver shares its devices with the trainer: when its
+    weights are recalled it is awaited, and the version that is announced next is loaded. With `every` a version is loaded only
+    when it is at least so much newer than the one that is held, or older; others are acknowledged as they are. After the
+    trainer went back, a lower version is taken like any other. Each attempt is an event of kind "weights".
     """
-    loop = asyncio.get_running_loop()
-    held, failures = -1, 0
-    await bus.subscribe(subscriber)
+    await bus.subscribe(subscriber, takes_turns=give_up is not None)
     try:
-        while True:
-            try:
-                manifest = await bus.next_manifest(subscriber, held, _WAIT_S)
-            except WaitTimeout:
-                continue
-            started = loop.time()
-            event = {"kind": "weights", "subscriber": subscriber, "version": manifest.version}
-            try:
-                difference = await load(manifest)
-            except WeightSyncError as error:
-                failures += 1
-                log.warning("%s rejects version %d (%d in a row): %s", subscriber, manifest.version, failures, error)
-                await bus.reject(subscriber, manifest.version, str(error))
-                await bus.emit({**event, "load_s": loop.time() - started, "rejected": str(error), "failures": failures})
-                if failures >= max_failures:
-                    raise WeightSyncError(
-                        f"{subscriber}: {failures} failures in a row to take weights; the last: {error}"
-                    ) from error
-                await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S))
-                continue
-            held, failures = manifest.version, 0
-            await bus.acknowledge(subscriber, manifest.version)
-            await bus.emit({**event, "load_s": loop.time() - started, "canary_diff": float(difference)})
+        await _Follower(bus, subscriber, load, give_up, every, max_failures).run()
     finally:
         with contextlib.suppress(BusError):  # the queue may have ended first
             await bus.unsubscribe(subscriber)
+
+
+class _Follower:
+    def __init__(
+        self, bus: TransferQueue, subscriber: str, load: Load, give_up: GiveUp | None, every: int, max_failures: int
+    ) -> None:
+        self._bus, self._subscriber = bus, subscriber
+        self._load, self._give_up = load, give_up
+        self._every, self._max_failures = every, max_failures
+        self._held: WeightManifest | None = None  # what the receiver computes with
+        self._failures = 0
+
+    async def run(self) -> None:
+        while True:
+            try:
+                manifest = await self._bus.next_manifest(self._subscriber, _WAIT_S)
+            except WaitTimeout:
+                continue
+            try:
+                if manifest is None:
+                    await self._let_go()
+                elif self._is_kept(manifest):
+                    await self._keep(manifest)
+                else:
+                    await self._take(manifest)
+            except StaleHandle as error:  # the trainer went back meanwhile; the next announcement is taken
+                log.info("%s: %s", self._subscriber, error)
+
+    async def _let_go(self) -> None:
+        assert self._give_up is not None, f"{self._subscriber} does not take turns, and its weights were recalled"
+        await self._give_up()
+        self._held = None
+        await self._bus.gave_up(self._subscriber)
+
+    def _is_kept(self, manifest: WeightManifest) -> bool:
+        """Whether the held weights stay although there is another version."""
+        held = self._held
+        if not self._every or held is None:
+            return False
+        age = manifest.version - held.version
+        return 0 < age < self._every or (age == 0 and manifest.digest == held.digest)
+
+    async def _keep(self, manifest: WeightManifest) -> None:
+        assert self._held is not None
+        await self._bus.acknowledge(self._subscriber, manifest.version)
+        await self._bus.emit(self._event(manifest) | {"kept": self._held.version})
+
+    async def _take(self, manifest: WeightManifest) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            difference = await self._load(manifest)
+        except WeightSyncError as error:
+            await self._reject(manifest, loop.time() - started, error)
+            return
+        event = self._event(manifest) | {"load_s": loop.time() - started, "canary_diff": float(difference)}
+        if self._held is not None and self._held.digest == manifest.digest:
+            event["identical"] = True
+        self._held, self._failures = manifest, 0
+        await self._bus.acknowledge(self._subscriber, manifest.version)
+        await self._bus.emit(event)
+
+    async def _reject(self, manifest: WeightManifest, load_s: float, error: WeightSyncError) -> None:
+        self._failures += 1
+        log.warning("%s rejects version %d (%d in a row): %s", self._subscriber, manifest.version, self._failures, error)
+        await self._bus.reject(self._subscriber, manifest.version, str(error))
+        await self._bus.emit(self._event(manifest) | {"load_s": load_s, "rejected": str(error), "failures": self._failures})
+        if self._failures >= self._max_failures:
+            raise WeightSyncError(
+                f"{self._subscriber}: {self._failures} failures in a row to take weights; the last: {error}"
+            ) from error
+        await asyncio.sleep(min(_FIRST_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S))
+
+    def _event(self, manifest: WeightManifest) -> dict[str, object]:
+        return {"kind": "weights", "subscriber": self._subscriber, "version": manifest.version}

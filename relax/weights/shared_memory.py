@@ -34,6 +34,10 @@ def default_roots() -> tuple[tuple[str, Path], ...]:
     return (*roots, ("file", Path(tempfile.gettempdir())))
 
 
+class NoRoom(WeightSyncError):
+    """No file system has room for the weights now. It may have later, when a receiver has let a buffer go."""
+
+
 class BufferFile:
     """One file that holds one version at a time. `data` is the writer's mapping, `path` what receivers open."""
 
@@ -86,7 +90,7 @@ class ShmFolder:
         return tuple(self._folders)
 
     def new_file(self, num_bytes: int) -> BufferFile:
-        """A file of `num_bytes` on the first root that has room. Raises `WeightSyncError` with each one's reason."""
+        """A file of `num_bytes` on the first root that has room. Raises `NoRoom` with each one's reason."""
         reasons = []
         for transport, root in self._roots:
             file: BufferFile | None = None
@@ -100,7 +104,7 @@ class ShmFolder:
                 continue
             self._num_files += 1
             return file
-        raise WeightSyncError(
+        raise NoRoom(
             f"no room for {num_bytes / 2**20:.1f} MiB of weights to publish ({'; '.join(reasons)}): enlarge /dev/shm (of a "
             "container: --shm-size), or set TMPDIR to a folder with room"
         )
@@ -133,27 +137,43 @@ def cleanup_stale(roots: Sequence[Path] | None = None) -> list[Path]:
     return removed
 
 
-def open_private(location: str, num_bytes: int) -> mmap.mmap:
-    """Maps a published file: a view of the reader's own, which no writer changes for as long as it is referenced.
+class PublishedFile:
+    """A published file as its reader has it: locked against the writer while it is open, and while anything mapped is in use.
 
     Raises `WeightSyncError` when the file is gone, is being written again, or does not have `num_bytes`.
     """
-    try:
-        fd = os.open(location, os.O_RDONLY)
-    except OSError as error:
-        raise WeightSyncError(
-            f"weights at {location} cannot be opened ({error.strerror}): the publisher ended, or runs on another host"
-        ) from error
-    try:
-        if not _try_lock(fd, fcntl.LOCK_SH):
-            raise WeightSyncError(f"weights at {location} are being replaced by a newer version")
-        size = os.fstat(fd).st_size
-        if size != num_bytes:
-            raise WeightSyncError(f"weights at {location} have {size} bytes, the manifest says {num_bytes}")
-        # Private and writable, so that a receiver may work in place. The mapping keeps a duplicate of the locked descriptor.
-        return mmap.mmap(fd, num_bytes, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(fd)
+
+    def __init__(self, location: str, num_bytes: int) -> None:
+        try:
+            self._fd = os.open(location, os.O_RDONLY)
+        except OSError as error:
+            raise WeightSyncError(
+                f"weights at {location} cannot be opened ({error.strerror}): the publisher ended, or runs on another host"
+            ) from error
+        size = os.fstat(self._fd).st_size
+        reason = ""
+        if not _try_lock(self._fd, fcntl.LOCK_SH):
+            reason = "are being replaced by a newer version"
+        elif size != num_bytes:
+            reason = f"have {size} bytes, the manifest says {num_bytes}"
+        if reason:
+            os.close(self._fd)
+            raise WeightSyncError(f"weights at {location} {reason}")
+
+    def map(self, start: int, end: int) -> tuple[mmap.mmap, int]:
+        """Bytes `start` to `end`, and the byte at which the mapping begins: at most a page earlier.
+
+        The mapping is the reader's own: what it writes stays with it, and no writer changes it while it is referenced.
+        """
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        # The mapping keeps a duplicate of the locked descriptor.
+        return mmap.mmap(self._fd, end - first, access=mmap.ACCESS_COPY, offset=first), first
+
+    def __enter__(self) -> "PublishedFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._fd)
 
 
 def _is_stale(folder: Path) -> bool:

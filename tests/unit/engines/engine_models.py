@@ -11,8 +11,8 @@ import torch
 
 from relax.engines.local import LocalEngine
 from relax.types import GenerateRequest, Sampling, WeightManifest
-from relax.weights.digest import content_digest
 from relax.weights.layout import lay_out, views
+from relax.weights.manifest import make_manifest
 
 VOCAB, EOS, CONTEXT = 96, 1, 64
 
@@ -78,9 +78,8 @@ class Publisher:
                 view.copy_(named[name])
         path = self._folder / f"weights-{next(self._numbers)}"
         path.write_bytes(content)
-        digest = content_digest(memoryview(content), table)
-        logprobs = tuple(true_logprobs(model, self.CANARY).tolist())
-        return WeightManifest(version, "file", str(path), size, table, digest, self.CANARY, logprobs)
+        canary = (self.CANARY, true_logprobs(model, self.CANARY).tolist())
+        return make_manifest(version, memoryview(content), table, canary, location=str(path), bucket_bytes=4096)
 
 
 def request(name: str, prompt: Sequence[int], num: int = 1, *, seed: int = 0, max_new_tokens: int = 12, **sampling: Any):

@@ -199,9 +199,9 @@ async def test_logits_that_are_not_finite_end_their_request_alone(start, monkeyp
     place = engine._scheduler._place
 
     def poisoned(entering):
-        for group, _ in entering:
-            if group.request.request_id == "bad":
-                group.prefix.kv.fill_(float("nan"))
+        for branch, _ in entering:
+            if branch.group.request.request_id == "bad":
+                branch.prefix.kv.fill_(float("nan"))
         place(entering)
 
     monkeypatch.setattr(engine._scheduler, "_place", poisoned)

@@ -6,54 +6,79 @@ import numpy as np
 import pytest
 from engine_models import request
 
-from relax.engines.engine import EngineStats, RequestError
+from relax.engines.engine import EngineAsleep, EngineStats, RequestError
 from relax.engines.pool import EnginePool
 from relax.errors import EngineError
-from relax.types import Completion, FinishReason
+from relax.types import Completion, FinishReason, VersionSegment
 
 PROMPT = [3, 4, 5]
 
 
-class Engine:
-    """Holds every request until it is let go, fails it, or is dead."""
+def completion(tokens=(), finish=FinishReason.STOP):
+    segments = (VersionSegment(0, 3),) if tokens else ()
+    return Completion(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), segments, finish)
 
-    def __init__(self, *, is_dead: bool = False) -> None:
-        self.is_dead, self.is_closed = is_dead, False
+
+class Engine:
+    """Holds every request until it is let go, fails it, or is dead. `tokens`: how far its requests have come."""
+
+    def __init__(self, *, is_dead: bool = False, version: int = 3) -> None:
+        self.is_dead, self.is_closed, self.is_asleep, self.version = is_dead, False, False, version
         self.is_serving = asyncio.Event()
         self.served: list[str] = []
+        self.calls = []
         self.held: dict[str, asyncio.Future[FinishReason]] = {}
+        self.tokens: tuple[int, ...] = ()
+        self.num_asked = self.num_looked_at = 0
 
     async def generate(self, call):
         if self.is_dead:
             raise EngineError("dead")
+        if self.is_asleep:
+            raise EngineAsleep("asleep")
+        if self.version < 0:
+            raise EngineError("no weights loaded")
         self.served.append(call.request_id)
+        self.calls.append(call)
         self.is_serving.set()
         self.held[call.request_id] = asyncio.get_running_loop().create_future()
         finish = await self.held[call.request_id]
-        empty = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return [Completion(*empty, (), finish) for _ in call.seeds]
+        return [completion(self.tokens, finish) for _ in call.seeds]
 
     def let_go(self, *names: str) -> None:
         for name in names or list(self.held):
             self.held.pop(name).set_result(FinishReason.STOP)
 
-    def die(self) -> None:
-        self.is_dead = True
+    def fail(self, error: EngineError) -> None:
         for future in self.held.values():
-            future.set_exception(EngineError("died"))
+            future.set_exception(error)
         self.held.clear()
 
+    def die(self) -> None:
+        self.is_dead = True
+        self.fail(EngineError("died"))
+
     async def abort(self, names):
+        if self.is_dead:
+            raise EngineError("dead")
         for name in names:
             self.held.pop(name).set_result(FinishReason.ABORT)
 
     async def load_weights(self, manifest):
         return 0.0
 
-    async def stats(self):
+    async def progress(self, names):
         if self.is_dead:
             raise EngineError("dead")
-        return EngineStats(3, len(self.held), 0, 0, 0, 0.0)
+        self.num_asked += 1
+        there = {call.request_id: len(call.seeds) for call in self.calls}
+        return {n: [completion(self.tokens, FinishReason.ABORT)] * there[n] for n in names if n in self.held}
+
+    async def stats(self):
+        self.num_looked_at += 1
+        if self.is_dead:
+            raise EngineError("dead")
+        return EngineStats(-1 if self.is_asleep else self.version, len(self.held), 0, 0, 0, 0.0)
 
     async def close(self):
         self.is_closed = True
@@ -62,9 +87,20 @@ class Engine:
 async def started(*calls):
     """The calls as tasks that have reached an engine."""
     tasks = [asyncio.ensure_future(call) for call in calls]
-    for _ in range(5):
+    for _ in range(20):
         await asyncio.sleep(0)
     return tasks
+
+
+async def serving(engine):
+    await asyncio.wait_for(engine.is_serving.wait(), 10)
+    engine.is_serving.clear()
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.001)
 
 
 async def test_a_request_goes_to_the_engine_with_the_fewest_completions_in_hand():
@@ -92,6 +128,102 @@ async def test_a_dead_engine_s_requests_go_to_another():
     assert list(await pool.stats()) == ["b"]
 
 
+# -- continued from where they were ---------------------------------------------------------------------------------------
+async def test_a_lost_request_goes_on_from_the_tokens_that_were_told():
+    a, b = Engine(), Engine()
+    pool = EnginePool({"a": a, "b": b}, progress_s=0.001)
+    [task] = await started(pool.generate(request("0", PROMPT, 2)))
+    assert a.calls[0].partials == ()
+    a.tokens = (5, 6, 7)
+    seen = a.num_asked
+    await until(lambda: a.num_asked > seen + 1)
+    a.die()
+    await serving(b)
+    assert [c.token_ids.tolist() for c in b.calls[0].partials] == [[5, 6, 7]] * 2
+    assert all(c.finish is FinishReason.ABORT for c in b.calls[0].partials)
+    assert b.calls[0].seeds == a.calls[0].seeds
+    b.let_go()
+    assert len(await task) == 2
+
+
+async def test_it_goes_on_on_the_replaced_engine_and_again_on_the_next_one():
+    engines = [Engine() for _ in range(3)]
+    pool = EnginePool({"a": engines[0]}, progress_s=0.001)
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    for number in (1, 2):
+        before, after = engines[number - 1], engines[number]
+        before.tokens = tuple(range(2, 2 + 3 * number))
+        seen = before.num_asked
+        await until(lambda before=before, seen=seen: before.num_asked > seen + 1)
+        before.die()
+        pool.replace("a", after)
+        await serving(after)
+        assert after.calls[0].partials[0].token_ids.tolist() == list(before.tokens)
+    engines[2].let_go()
+    await task
+
+
+async def test_less_than_was_known_is_not_believed():
+    a, b, c = Engine(), Engine(), Engine()
+    pool = EnginePool({"a": a, "b": b, "c": c}, progress_s=0.001)
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    a.tokens = (5, 6, 7)
+    await until(lambda: a.num_asked > 2)
+    a.die()
+    await serving(b)
+    b.tokens = (5,)
+    await until(lambda: b.num_asked > 2)
+    b.die()
+    await serving(c)
+    assert c.calls[0].partials[0].token_ids.tolist() == [5, 6, 7]
+    c.let_go()
+    await task
+
+
+async def test_only_requests_that_last_are_asked_for_and_only_while_there_are_some():
+    a = Engine()
+    pool = EnginePool({"a": a}, progress_s=0.02)
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    a.let_go()
+    await task
+    await asyncio.sleep(0.05)
+    assert a.num_asked == 0
+    assert pool._tasks == {}
+
+
+async def test_a_request_that_was_complete_when_its_engine_died_is_done():
+    a, b = Engine(), Engine()
+    pool = EnginePool({"a": a, "b": b}, progress_s=0.001)
+
+    async def progress(names):
+        a.num_asked += 1
+        return {name: [completion((5, 1))] for name in names}
+
+    a.progress = progress
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    await until(lambda: a.num_asked > 1)
+    a.die()
+    assert (await task)[0].token_ids.tolist() == [5, 1]
+    assert not b.served
+
+
+async def test_an_abort_while_no_engine_is_there_returns_the_tokens_so_far():
+    a = Engine()
+    pool = EnginePool({"a": a}, progress_s=0.001)
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    a.tokens = (5, 6)
+    seen = a.num_asked
+    await until(lambda: a.num_asked > seen + 1)
+    a.die()
+    await started()
+    assert not task.done()
+    await pool.abort(["0"])
+    [found] = await task
+    assert found.token_ids.tolist() == [5, 6]
+    assert found.finish is FinishReason.ABORT
+
+
+# -- engines that are down ------------------------------------------------------------------------------------------------
 async def test_a_request_waits_for_the_replacement_of_the_only_engine():
     a, b = Engine(), Engine()
     pool = EnginePool({"a": a}, first_pause_s=60)
@@ -106,21 +238,123 @@ async def test_a_request_waits_for_the_replacement_of_the_only_engine():
     assert b.served == ["0"]
 
 
-async def test_an_engine_that_recovers_is_tried_again():
+async def test_an_engine_that_recovers_is_used_again():
     a = Engine(is_dead=True)
-    pool = EnginePool({"a": a}, first_pause_s=0.001)
+    pool = EnginePool({"a": a})
     [task] = await started(pool.generate(request("0", PROMPT)))
     a.is_dead = False
-    await asyncio.wait_for(a.is_serving.wait(), 10)
+    await serving(a)
     a.let_go()
     assert len(await task) == 1
 
 
-@pytest.mark.parametrize("names", [["a", "b"], ["a"], []])
-async def test_attempts_are_bounded(names):
-    pool = EnginePool({name: Engine(is_dead=True) for name in names}, max_attempts=3, first_pause_s=0.001)
-    with pytest.raises(EngineError, match="'x' failed 3 times, at last: " + ("dead" if names else "there is no engine")):
+@pytest.mark.parametrize("names", [["a", "b"], []])
+async def test_down_for_too_long_is_an_error_with_the_reasons(names):
+    pool = EnginePool({name: Engine(is_dead=True) for name in names}, max_down_s=0.03)
+    reason = "a: dead; b: dead" if names else "there is no engine"
+    for name in "xy":  # the time counts anew once nobody has waited
+        started_s = asyncio.get_running_loop().time()
+        with pytest.raises(EngineError, match=rf"'{name}': no engine has answered for 0.03 s \({reason}\)"):
+            await pool.generate(request(name, PROMPT))
+        assert asyncio.get_running_loop().time() - started_s >= 0.03
+
+
+async def test_the_time_without_engines_is_one_for_all_requests():
+    pool = EnginePool({"a": Engine(is_dead=True)}, max_down_s=0.2)
+    [first] = await started(pool.generate(request("0", PROMPT)))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(pool.generate(request("1", PROMPT)))
+    await asyncio.wait([first, second])
+    assert isinstance(first.exception(), EngineError)
+    assert isinstance(second.exception(), EngineError)
+
+
+async def test_a_dead_engine_costs_many_requests_no_attempts_each():
+    a = Engine()
+    pool = EnginePool({"a": a}, max_attempts=2)
+    tasks = await started(*(pool.generate(request(str(i), PROMPT)) for i in range(20)))
+    a.die()
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in tasks)
+    a.is_dead = False
+    await until(lambda: len(a.held) == 20)
+    a.let_go()
+    assert all(len(completions) == 1 for completions in await asyncio.gather(*tasks))
+
+
+# -- engines without weights ----------------------------------------------------------------------------------------------
+async def test_a_sleeping_engine_is_waited_for_without_attempts():
+    a = Engine()
+    a.is_asleep = True
+    pool = EnginePool({"a": a}, max_attempts=1, max_down_s=0.01)
+    tasks = await started(*(pool.generate(request(str(i), PROMPT)) for i in range(3)))
+    await asyncio.sleep(0.1)
+    assert a.num_looked_at > 2
+    assert not any(task.done() for task in tasks)
+    a.is_asleep = False
+    await until(lambda: len(a.held) == 3)
+    a.let_go()
+    assert all(len(completions) == 1 for completions in await asyncio.gather(*tasks))
+
+
+async def test_an_engine_that_falls_asleep_gives_its_turn_to_one_that_is_awake():
+    a, b = Engine(), Engine()
+    a.is_asleep = True
+    pool = EnginePool({"a": a, "b": b})
+    tasks = await started(*(pool.generate(request(str(i), PROMPT)) for i in range(3)))
+    assert b.served == ["0", "1", "2"]
+    b.let_go()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_replacement_without_weights_is_waited_for_without_attempts():
+    a, b = Engine(), Engine(version=-1)
+    pool = EnginePool({"a": a}, max_attempts=2, max_down_s=0.01)
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    a.die()
+    pool.replace("a", b)
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    b.version = 7
+    await serving(b)
+    b.let_go()
+    assert len(await task) == 1
+
+
+async def test_abort_ends_a_request_that_waits_for_an_engine():
+    for engine in (Engine(is_dead=True), Engine(version=-1)):
+        pool = EnginePool({"a": engine}, first_pause_s=60)
+        [task] = await started(pool.generate(request("0", PROMPT, 3)))
+        await pool.abort(["0"])
+        assert [c.finish for c in await task] == [FinishReason.ABORT] * 3
+
+
+# -- requests that fail ---------------------------------------------------------------------------------------------------
+async def test_attempts_on_engines_that_answer_are_bounded():
+    a, b = Engine(), Engine()
+
+    async def broken(call):
+        raise EngineError("the model's logits are not finite")
+
+    a.generate = b.generate = broken
+    pool = EnginePool({"a": a, "b": b}, max_attempts=3, first_pause_s=0.001)
+    with pytest.raises(EngineError, match="'x' failed 3 times in a row, at last: the model's logits are not finite"):
         await pool.generate(request("x", PROMPT))
+
+
+async def test_attempts_that_brought_new_tokens_do_not_add_up():
+    a = Engine()
+    pool = EnginePool({"a": a}, max_attempts=2, first_pause_s=0.001, progress_s=0.001)
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    for round_ in range(1, 5):
+        await serving(a)
+        a.tokens = tuple(range(2, 2 + round_))
+        seen = a.num_asked
+        await until(lambda seen=seen: a.num_asked > seen + 1)
+        a.fail(EngineError("once more"))
+    await serving(a)
+    a.let_go()
+    assert (await task)[0].token_ids.tolist() == [2, 3, 4, 5]
 
 
 async def test_a_request_at_fault_is_not_tried_again():
@@ -143,11 +377,14 @@ async def test_abort_reaches_the_engine_that_serves():
     assert (await tasks[0])[0].finish is FinishReason.STOP
 
 
-async def test_abort_ends_a_request_that_waits_for_an_engine():
-    pool = EnginePool({"a": Engine(is_dead=True)}, first_pause_s=60)
-    [task] = await started(pool.generate(request("0", PROMPT, 3)))
+async def test_an_engine_that_dies_while_it_should_abort_does_not_lose_the_request():
+    a = Engine()
+    pool = EnginePool({"a": a})
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    a.is_dead = True
     await pool.abort(["0"])
-    assert [c.finish for c in await task] == [FinishReason.ABORT] * 3
+    a.die()
+    assert (await task)[0].finish is FinishReason.ABORT
 
 
 async def test_engines_come_and_go():

@@ -59,6 +59,7 @@ def test_logits_of_flat_sequences_equal_those_of_each_alone(model, which):
         rotary = RotaryTable(type(model.model.rotary_emb)(config=model.config), torch.float32, CPU)
         rotary.reserve(max(LENGTHS))
         forward = Decoder(model.config, rotary, dict(model.named_parameters()), CPU)
+        forward.copy(dict(model.named_parameters()))
     else:
         forward = make_forward(model, use_fused=which == "fused")
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
@@ -73,6 +74,7 @@ def test_the_decoder_keeps_copies():
     built = MODELS["qwen3"]().eval()
     rotary = RotaryTable(type(built.model.rotary_emb)(config=built.config), torch.float32, CPU)
     forward = Decoder(built.config, rotary, dict(built.named_parameters()), CPU)
+    forward.copy(dict(built.named_parameters()))
     ids, positions = torch.arange(6), torch.arange(6)
     before = forward.hidden(ids, positions, attend_within([6]))
     for parameter in built.parameters():

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relax.errors import WeightSyncError
-from relax.weights.digest import CHUNK_BYTES, content_digest
-from relax.weights.layout import lay_out
+from relax.weights.digest import CHUNK_BYTES, Digester, manifest_digest
+from relax.weights.layout import by_span, cut, lay_out
+from relax.weights.manifest import make_manifest
 from relax.weights.publisher import WeightPublisher
-from relax.weights.receiver import read_weights
+from relax.weights.receiver import read_buckets, read_weights
+from relax.weights.shared_memory import PublishedFile
 
 CANARY = ((1, 2, 3), (-0.5, -1.5))
 
@@ -116,21 +119,33 @@ def test_any_flipped_bit_changes_the_digest(position, bit):
     weights = {"a": torch.zeros(CHUNK_BYTES // 2 + 13, dtype=torch.uint8), "b": torch.zeros(CHUNK_BYTES, dtype=torch.uint8)}
     table, num_bytes = lay_out(weights)
     content = bytearray(num_bytes)
-    before = content_digest(memoryview(content), table)
+    before = make_manifest(1, memoryview(content), table, CANARY, location="").digest
     content[position % num_bytes] ^= 1 << bit
-    assert content_digest(memoryview(content), table) != before
+    assert make_manifest(1, memoryview(content), table, CANARY, location="").digest != before
 
 
 def test_the_digest_does_not_depend_on_the_number_of_threads():
-    content, table = memoryview(os.urandom(2 * CHUNK_BYTES + 5)), {"a": ("uint8", (5,), 0)}
-    assert len({content_digest(content, table, num_threads=n) for n in (1, 2, 3, 8)}) == 1
+    content, found = memoryview(os.urandom(2 * CHUNK_BYTES + 5)), set()
+    for num_threads in (1, 2, 3, 8):
+        digester = Digester(num_threads)
+        found.add(digester.begin(content).result())
+        digester.close()
+    assert len(found) == 1
 
 
-async def test_a_flipped_byte_in_the_file_is_refused(bus, roots):
-    publisher, manifest = await publish(bus, 1, example_weights())
-    flip_a_bit(Path(manifest.location), manifest.num_bytes // 2)
-    with pytest.raises(WeightSyncError, match=r"version 1: the content's digest is sha256:.* announced was sha256:"):
+async def test_a_flipped_byte_in_the_file_is_refused_and_its_bucket_is_named(bus, roots):
+    publisher, manifest = await publish(bus, 1, example_weights(), WeightPublisher(bus, "run", bucket_bytes=256))
+    start, end, _ = manifest.buckets[2]
+    names = [name for name, (_, _, offset) in manifest.tensors.items() if start <= offset < end]
+    assert names
+    flip_a_bit(Path(manifest.location), start)
+    with pytest.raises(
+        WeightSyncError, match=rf"version 1: bucket 2 of {len(manifest.buckets)} \(bytes {start} to {end}.*{names[0]}"
+    ):
         read_weights(manifest)
+    handed_out = []
+    with pytest.raises(WeightSyncError, match="bucket 2"):
+        handed_out += [list(bucket) for bucket in read_buckets(manifest)]
     await publisher.close()
 
 
@@ -149,16 +164,136 @@ async def test_a_truncated_file_is_refused_by_its_size(bus, roots):
         ({"location": "/nowhere/weights"}, "cannot be opened"),
         ({"tensors": {"w": ("float32", (10**6,), 0)}}, "'w'.*does not fit"),
         ({"tensors": {"w": ("float32", (2,), 2)}}, "'w'.*does not fit"),
+        ({"tensors": {"w": ("float32", (2,), -8)}}, "'w'.*does not fit"),
         ({"tensors": {"w": ("float32", (-1,), 0)}}, "'w'.*does not fit"),
         ({"tensors": {"w": ("float128", (1,), 0)}}, "unknown data type 'float128'"),
-        ({"tensors": {"v": ("float32", (4,), 0)}}, "digest"),
-        ({"tensors": {"w": ("int32", (4,), 0)}}, "digest"),
     ],
 )
-async def test_a_manifest_that_disagrees_is_refused_with_what_disagrees(bus, roots, change, message):
+async def test_a_manifest_that_is_wrong_is_refused_with_what_is_wrong(bus, roots, change, message):
     publisher, manifest = await publish(bus, 1, {"w": torch.ones(4)})
     with pytest.raises(WeightSyncError, match=message):
+        read_weights(with_its_digest(manifest, **change))
+    await publisher.close()
+
+
+def with_its_digest(manifest, **change):
+    """As a publisher would announce it that did not know better."""
+    changed = dataclasses.replace(manifest, **change)
+    return dataclasses.replace(changed, digest=manifest_digest(changed.num_bytes, changed.tensors, changed.buckets))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensors": {"v": ("float32", (4,), 0)}},
+        {"tensors": {"w": ("int32", (4,), 0)}},
+        {"digest": "sha256:0"},
+        {"buckets": ((0, 64, "sha256:0"),)},
+    ],
+)
+async def test_what_was_changed_on_the_way_is_refused(bus, roots, change):
+    publisher, manifest = await publish(bus, 1, {"w": torch.ones(4)})
+    with pytest.raises(WeightSyncError, match=r"version 1: the digest of its table and buckets is .* announced was"):
         read_weights(dataclasses.replace(manifest, **change))
+    await publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ([1, 0, 2], "bucket 0 has bytes 64 to 128, wanted is one that begins at byte 0"),
+        ([0, 2, 1], "bucket 1 has bytes 128 to 192, wanted is one that begins at byte 64"),
+        ([0, 0, 1, 2], "bucket 1 has bytes 0 to 64"),
+        ([0, 2], "bucket 1 has bytes 128"),
+        ([0, 1], "its 2 buckets end at byte 128 of 192"),
+        ([], "its 0 buckets end at byte 0 of 192"),
+    ],
+)
+async def test_buckets_that_are_missing_doubled_or_out_of_order_are_named(bus, roots, order, message):
+    weights = {name: torch.full((4,), float(i)) for i, name in enumerate("abc")}
+    publisher, manifest = await publish(bus, 1, weights, WeightPublisher(bus, "run", bucket_bytes=64))
+    assert len(manifest.buckets) == 3
+    wrong = with_its_digest(manifest, buckets=tuple(manifest.buckets[i] for i in order))
+    with pytest.raises(WeightSyncError, match=message):
+        read_weights(wrong)
+    await publisher.close()
+
+
+async def test_a_tensor_across_buckets_is_refused(bus, roots):
+    publisher, manifest = await publish(
+        bus, 1, {"a": torch.ones(4), "b": torch.ones(4)}, WeightPublisher(bus, "run", bucket_bytes=64)
+    )
+    wrong = with_its_digest(manifest, tensors={**manifest.tensors, "a": ("float32", (20,), 0)})
+    with pytest.raises(WeightSyncError, match=r"'a'.*does not fit one bucket"):
+        read_weights(wrong)
+    await publisher.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(0, 300), max_size=12), bucket_bytes=st.integers(1, 2000))
+def test_buckets_hold_whole_tensors_in_order_and_are_no_larger_than_need_be(sizes, bucket_bytes):
+    table, num_bytes = lay_out({str(i): torch.ones(size) for i, size in enumerate(sizes)})
+    spans = cut(table, num_bytes, bucket_bytes)
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans[:-1])]
+    assert spans[-1][1] == num_bytes
+    parts = by_span(table, spans)
+    assert {name for part in parts for name in part} == set(table)
+    for (start, end), part in zip(spans, parts, strict=True):
+        assert end - start <= bucket_bytes or len({offset for _, shape, offset in part.values() if shape[0]}) <= 1
+
+
+async def test_a_receiver_that_copies_has_one_bucket_mapped_at_a_time(bus, roots, monkeypatch):
+    mapped, most = weakref.WeakSet(), []
+    plain = PublishedFile.map
+
+    def counted(self, start, end):
+        found = plain(self, start, end)
+        mapped.add(found[0])
+        most.append(len(mapped))
+        return found
+
+    monkeypatch.setattr(PublishedFile, "map", counted)
+    weights = {str(i): torch.full((100,), float(i)) for i in range(8)}
+    publisher, manifest = await publish(bus, 1, weights, WeightPublisher(bus, "run", bucket_bytes=1000))
+    room = {name: torch.zeros(100) for name in weights}
+
+    def copy(bucket):
+        for name, tensor in bucket.items():
+            room[name].copy_(tensor)
+
+    for bucket in read_buckets(manifest):
+        copy(bucket)
+    assert len(most) == 4
+    assert set(most) == {1}
+    assert all(torch.equal(room[name], weights[name]) for name in weights)
+    await publisher.close()
+
+
+async def test_a_real_tied_model_and_its_buffers_arrive_and_stay_as_they_were_while_training_goes_on(bus, roots):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=96, num_key_value_heads=1, tie_word_embeddings=True, **sizes))
+    model.model.register_buffer("scale", torch.full((3,), 2.5))  # persistent
+    model.model.register_buffer("scratch", torch.zeros(3), persistent=False)
+    named = dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in model.state_dict()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    publisher = WeightPublisher(bus, "run", bucket_bytes=8192)
+    snapshot = publisher.snapshot(1, named, CANARY)
+    wanted = {name: tensor.detach().clone() for name, tensor in named.items()}
+    for _ in range(3):
+        model(torch.arange(8)[None]).logits.logsumexp(-1).sum().backward()
+        optimizer.step()
+    model.model.scale.zero_()
+    await publisher.publish(snapshot)
+    received = read_weights(bus.versions.newest)
+    assert "model.scale" in received
+    assert "model.scratch" not in received
+    assert "lm_head.weight" not in received
+    assert len(bus.versions.newest.buckets) > 3
+    assert received.keys() == wanted.keys()
+    assert all(torch.equal(received[name], wanted[name]) for name in wanted)
+    assert not torch.equal(wanted["model.embed_tokens.weight"], model.lm_head.weight)
     await publisher.close()
 
 

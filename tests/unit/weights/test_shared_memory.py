@@ -1,7 +1,6 @@
 """The one-host transport: private folders, nothing left behind, room checked before writing."""
 
 import errno
-import mmap
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from relax.errors import WeightSyncError
 from relax.weights import shared_memory
-from relax.weights.shared_memory import ShmFolder, cleanup_stale, open_private
+from relax.weights.shared_memory import PublishedFile, ShmFolder, cleanup_stale
 
 
 def test_the_folder_is_private_names_its_owner_and_goes_with_close(roots):
@@ -103,14 +102,17 @@ def test_no_room_anywhere_says_so_for_each_place(roots, monkeypatch):
 def test_a_buffer_is_not_written_while_it_is_mapped_and_not_read_while_it_is_written(roots):
     folder = ShmFolder("run")
     file = folder.new_file(10)
-    reader = open_private(str(file.path), 10)
-    assert not file.lock_for_writing()
-    del reader
+    with PublishedFile(str(file.path), 10) as reader:
+        mapped = reader.map(0, 10)
+        assert not file.lock_for_writing()
+    assert not file.lock_for_writing(), "what is mapped is in use when the file is closed"
+    del mapped
     assert file.lock_for_writing()
     with pytest.raises(WeightSyncError, match="being replaced by a newer version"):
-        open_private(str(file.path), 10)
+        PublishedFile(str(file.path), 10)
     file.unlock()
-    assert isinstance(open_private(str(file.path), 10), mmap.mmap)
+    with PublishedFile(str(file.path), 10):
+        pass
     file.close()
     folder.close()
 
@@ -119,8 +121,8 @@ def test_a_reader_that_is_killed_holds_no_lock(roots):
     folder = ShmFolder("run")
     file = folder.new_file(10)
     code = (
-        "import os, sys; from relax.weights.shared_memory import open_private\n"
-        "m = open_private(sys.argv[1], 10); print('mapped', flush=True); sys.stdin.read()"
+        "import os, sys; from relax.weights.shared_memory import PublishedFile\n"
+        "m = PublishedFile(sys.argv[1], 10).map(0, 10); print('mapped', flush=True); sys.stdin.read()"
     )
     reader = subprocess.Popen(
         [sys.executable, "-c", code, str(file.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

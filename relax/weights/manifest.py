@@ -1,0 +1,68 @@
+"""From a buffer of weights to the manifest that announces it, bucket by bucket."""
+
+from collections.abc import Sequence
+
+from relax.errors import WeightSyncError
+from relax.types import WeightManifest
+from relax.weights.digest import Buckets, Digester, manifest_digest
+from relax.weights.layout import BUCKET_BYTES, Table, cut
+
+Canary = tuple[Sequence[int], Sequence[float]]
+
+
+def make_manifest(
+    version: int,
+    content: memoryview,
+    table: Table,
+    canary: Canary,
+    *,
+    location: str,
+    transport: str = "file",
+    bucket_bytes: int = BUCKET_BYTES,
+) -> WeightManifest:
+    """Announces `content`, which is at `location`, all at once. Blocking: hashing takes time."""
+    digester = Digester()
+    try:
+        spans = cut(table, len(content), bucket_bytes)
+        begun = [digester.begin(content[start:end]) for start, end in spans]
+        buckets = tuple((start, end, digest.result()) for (start, end), digest in zip(spans, begun, strict=True))
+    finally:
+        digester.close()
+    return WeightManifest(
+        version=version,
+        transport=transport,
+        location=location,
+        num_bytes=len(content),
+        tensors=table,
+        digest=manifest_digest(len(content), table, buckets),
+        canary_tokens=tuple(canary[0]),
+        canary_logprobs=tuple(canary[1]),
+        buckets=buckets,
+    )
+
+
+def check_manifest(manifest: WeightManifest) -> None:
+    """Raises `WeightSyncError` that names the bucket unless the buckets follow one another over the whole buffer, and when
+    buckets or table are not those of the digest."""
+    version, end = manifest.version, 0
+    for number, (start, stop, _) in enumerate(manifest.buckets):
+        if start != end or stop <= start:
+            raise WeightSyncError(
+                f"version {version}: bucket {number} has bytes {start} to {stop}, wanted is one that begins at byte {end}: "
+                "buckets are missing, doubled or out of order"
+            )
+        end = stop
+    if end != manifest.num_bytes:
+        raise WeightSyncError(
+            f"version {version}: its {len(manifest.buckets)} buckets end at byte {end} of {manifest.num_bytes}"
+        )
+    digest = manifest_digest(manifest.num_bytes, manifest.tensors, manifest.buckets)
+    if digest != manifest.digest:
+        raise WeightSyncError(
+            f"version {version}: the digest of its table and buckets is {digest}, announced was {manifest.digest}"
+        )
+
+
+def spans(buckets: Buckets) -> list[tuple[int, int]]:
+    """Where buckets begin and end."""
+    return [(start, end) for start, end, _ in buckets]
