@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from relax.engines.engine import EngineStats, RequestError
+from relax.engines.engine import EngineAsleep, EngineStats, RequestError
 from relax.errors import EngineError, WeightSyncError
 from relax.train.backend import StepSums, TrainBatch
 from relax.types import Completion, FinishReason, GenerateRequest, Ragged, VersionSegment, WeightManifest
@@ -17,7 +17,10 @@ from relax.weights.receiver import read_weights
 
 
 class FakeEngine:
-    """Answers after `delay_s` with tokens drawn from the seed; every token carries the version held when it was sampled."""
+    """Answers after `delay_s` a token with tokens drawn from the seed; each carries the version held when it was sampled.
+
+    A request that comes with partials goes on after them, and draws what it would have drawn.
+    """
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.version = -1
@@ -26,29 +29,45 @@ class FakeEngine:
         self.fail_next = 0
         self.reject_next = 0
         self.weights: dict[int, float] = {}
+        self.num_continued = 0
+        self.is_asleep = self.is_closed = False
+        self._running: dict[str, list[_Answer]] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
+        if self.is_asleep:
+            raise EngineAsleep("the fake engine sleeps")
         if self.version < 0:
             raise EngineError("no weights loaded")
         if self.fail_next:
             self.fail_next -= 1
             raise RequestError("the fake engine was told to fail")
         self.requests.append(request.request_id)
-        return await asyncio.gather(*(self._complete(seed, request.sampling.max_new_tokens) for seed in request.seeds))
+        longest = request.sampling.max_new_tokens
+        answers = [_Answer(seed, longest) for seed in request.seeds]
+        for answer, partial in zip(answers, request.partials, strict=False):
+            answer.go_on(partial)
+            self.num_continued += len(partial.token_ids) > 0
+        self._running[request.request_id] = answers
+        try:
+            await asyncio.gather(*(self._complete(answer) for answer in answers))
+        finally:
+            del self._running[request.request_id]
+        return [answer.completion() for answer in answers]
 
-    async def _complete(self, seed: int, longest: int) -> Completion:
-        rng = np.random.default_rng(seed)
-        length = int(rng.integers(1, longest + 1))
-        versions: list[VersionSegment] = []
-        for token in range(length):
-            if not versions or versions[-1].version != self.version:
-                versions.append(VersionSegment(token, self.version))
-            await asyncio.sleep(self.delay_s * float(rng.random()))
-        tokens = rng.integers(10, 200, length).astype(np.int32)
-        return Completion(tokens, np.full(length, -1.0, np.float32), tuple(versions), FinishReason.STOP)
+    async def _complete(self, answer: "_Answer") -> None:
+        while answer.finish is FinishReason.ABORT and not answer.is_aborted:
+            answer.take(self.version)
+            await asyncio.sleep(self.delay_s * answer.slowness)
+            if self.is_closed:
+                raise EngineError("the fake engine was closed")
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        assert not request_ids
+        for answer in (answer for name in request_ids for answer in self._running.get(name, ())):
+            answer.is_aborted = True
 
     async def load_weights(self, manifest: WeightManifest) -> float:
         if self.reject_next:
@@ -56,13 +75,52 @@ class FakeEngine:
             raise WeightSyncError("the fake engine was told to reject")
         self.weights[manifest.version] = float(read_weights(manifest)["w"][0])
         self.version = manifest.version
+        self.is_asleep = False
         return 0.0
 
+    async def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
+        there = [name for name in request_ids if name in self._running]
+        return {name: [answer.completion() for answer in self._running[name]] for name in there}
+
+    async def sleep(self) -> None:
+        if self.num_running:
+            raise EngineError("the fake engine has requests in hand")
+        self.version, self.is_asleep = -1, True
+
     async def stats(self) -> EngineStats:
-        return EngineStats(self.version, 0, 0, 0, 0, 0.0)
+        if self.is_closed:
+            raise EngineError("the fake engine was closed")
+        return EngineStats(self.version, self.num_running, 0, 0, 0, 0.0)
 
     async def close(self) -> None:
-        self.version = -1
+        self.version, self.is_closed = -1, True
+
+
+class _Answer:
+    """What one seed draws, and how much of it there is."""
+
+    def __init__(self, seed: int, longest: int) -> None:
+        rng = np.random.default_rng(seed)
+        self._tokens = rng.integers(10, 200, int(rng.integers(1, longest + 1))).astype(np.int32)
+        self._versions: list[VersionSegment] = []
+        self._num = 0
+        self.slowness = float(rng.random())
+        self.finish, self.is_aborted = FinishReason.ABORT, False
+
+    def go_on(self, partial: Completion) -> None:
+        self._num, self._versions, self.finish = len(partial.token_ids), list(partial.versions), partial.finish
+        assert partial.token_ids.tolist() == self._tokens[: self._num].tolist(), "a partial of another seed"
+
+    def take(self, version: int) -> None:
+        if not self._versions or self._versions[-1].version != version:
+            self._versions.append(VersionSegment(self._num, version))
+        self._num += 1
+        if self._num == len(self._tokens):
+            self.finish = FinishReason.STOP
+
+    def completion(self) -> Completion:
+        logprobs = np.full(self._num, -1.0, np.float32)
+        return Completion(self._tokens[: self._num], logprobs, tuple(self._versions), self.finish)
 
 
 class FakeBackend:
@@ -86,11 +144,16 @@ class FakeBackend:
         self.weight += 1
         return {"grad_norm": 1.0, "lr": 0.1, "skipped": 0.0}
 
-    def logprobs(self, batch: TrainBatch) -> Ragged:
-        return Ragged(np.full(len(batch.tokens.values), -1.0, np.float32), batch.tokens.offsets)
+    def logprobs(self, batch: TrainBatch, weights: Mapping[str, Any] | None = None) -> Ragged:
+        """Minus one, less the number of steps that made the weights."""
+        weight = float((weights or self.weights())["w"][0])
+        return Ragged(np.full(len(batch.tokens.values), -1.0 - weight, np.float32), batch.tokens.offsets)
 
     def weights(self) -> Mapping[str, Any]:
         return {"w": self.weight}
+
+    def put_weights(self, weights: Mapping[str, Any]) -> None:
+        self.weight.copy_(weights["w"])
 
     def load_weights(self, manifest: WeightManifest) -> float:
         self.weight.copy_(read_weights(manifest)["w"])

@@ -18,8 +18,8 @@ from relax.errors import ModelError, WeightSyncError
 from relax.train.loading import load_model, named_weights
 from relax.train.torch_backend import TorchBackend
 from relax.types import WeightManifest
-from relax.weights.digest import content_digest
 from relax.weights.layout import lay_out, views
+from relax.weights.manifest import make_manifest
 
 
 class Toy(nn.Module):
@@ -53,8 +53,7 @@ def publish(tmp_path):
             view.copy_(backend.weights()[name])
         path = Path(tmp_path) / str(next(numbers))
         path.write_bytes(content)
-        digest = content_digest(memoryview(content), table)
-        return WeightManifest(3, "file", str(path), size, table, digest, *backend.canary())
+        return make_manifest(3, memoryview(content), table, backend.canary(), location=str(path))
 
     return write
 
