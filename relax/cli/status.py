@@ -4,7 +4,7 @@ import io
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relax.observe.ledger_file import LedgerFile, conservation
 from relax.observe.progress import duration, shown_waits, sparkline
 from relax.observe.run_folder import RunFolder
 
 _NUM_WARNINGS = 5
+_NUM_RECOVERIES = 3
 _STATS_FRESH_S = 15.0
 _COLORS = {"running": "blue", "finished": "green", "stopped": "yellow", "failed": "red", "unknown": "dim"}
 
 
 def status_dict(run_dir: Path) -> dict[str, Any]:
-    """JSON values: state, step, last metrics and evaluation, waits, versions, ledger counts, checkpoints, last warnings.
+    """JSON values: state, step, last metrics and evaluation, ages, waits, versions, ledger, recoveries, checkpoints, warnings.
 
     Raises `ConfigError` when `run_dir` is not a run folder, `DataError` when a file in it cannot be read.
     """
@@ -31,6 +33,8 @@ def status_dict(run_dir: Path) -> dict[str, Any]:
     events, stats = folder.events(), folder.stats()
     is_live = state.state == "running" and time.time() - float(stats.get("time", 0)) < _STATS_FRESH_S
     warnings = [event for event in events if event.get("kind") in ("warning", "error") or event.get("rejected")]
+    recoveries = [event for event in events if event.get("kind") == "recovery"]
+    ledger = LedgerFile(run_dir)
     return {
         "run": str(run_dir),
         "name": config.get("run", {}).get("name"),
@@ -44,7 +48,14 @@ def status_dict(run_dir: Path) -> dict[str, Any]:
         "evaluations": evaluations,
         "waits": shown_waits(stats) if is_live else [],
         "versions": stats.get("versions", {}).get("acknowledged", {}) if is_live else {},
-        "ledger": folder.ledger_counts(),
+        "ages": _ages(rows),
+        "num_masked": sum(int(row.get("tokens/masked_stale") or 0) for row in rows),
+        "ledger": ledger.counts(),
+        "ledger_faults": ledger.faults(),
+        "drops": ledger.drops(),
+        "recoveries": recoveries[-_NUM_RECOVERIES:],
+        "num_recoveries": len(recoveries),
+        "num_faults": sum(event.get("kind") == "fault" for event in events),
         "checkpoints": folder.checkpoints(),
         "exported": str(run_dir / "hf") if (run_dir / "hf" / "config.json").is_file() else None,
         "events": dict(Counter(str(event.get("kind")) for event in events)),
@@ -84,7 +95,11 @@ def _lines(status: Mapping[str, Any], rewards: list[float | None]) -> Iterator[t
     if metrics.get("response/length_mean") is not None:
         yield "response", f"{metrics['response/length_mean']:.1f} tokens"
     if metrics.get("age/mean") is not None:
-        yield "age", f"mean {metrics['age/mean']:.2f}, max {metrics['age/max']}, {status['max_staleness']} allowed"
+        ages = ", ".join(f"{count} of age {age}" for age, count in status["ages"].items())
+        so_far = f"; samples so far: {ages}" if ages else ""
+        yield "age", f"mean {metrics['age/mean']:.2f}, max {metrics['age/max']}, {status['max_staleness']} allowed{so_far}"
+    if status["num_masked"]:
+        yield "masked", f"{status['num_masked']} tokens that were too old"
     if metrics.get("tokens_per_s") is not None and metrics.get("step_s"):
         yield "speed", f"{metrics['tokens_per_s']:,.0f} tokens/s, {metrics['step_s']:.2f} s a step"
         yield "waiting", _shares(metrics)
@@ -94,11 +109,17 @@ def _lines(status: Mapping[str, Any], rewards: list[float | None]) -> Iterator[t
         held = (f"{name} {'none yet' if held is None else held}" for name, held in sorted(status["versions"].items()))
         yield "weights", f"versions held: {', '.join(held)}"
     if status["ledger"] is not None:
-        fates = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in status["ledger"].items() if fate != "issued")
-        yield "prompts", f"{status['ledger']['issued']} issued: {fates or 'none'}"
+        yield "prompts", conservation(status["ledger"])
+    for fault in status["ledger_faults"]:
+        yield "", Text(f"the ledger is wrong: {fault}", style="bold red")
+    for reason, count in status["drops"]:
+        yield "", f"{count} dropped: {reason}"
     yield "saved", ", ".join(status["checkpoints"]) or "no checkpoint yet"
     if status["exported"]:
         yield "model", status["exported"]
+    rehearsed = f", {status['num_faults']} faults on purpose" if status["num_faults"] else ""
+    for index, event in enumerate(reversed(status["recoveries"])):
+        yield (f"recoveries ({status['num_recoveries']}{rehearsed})" if index == 0 else ""), _recovery(event)
     for index, warning in enumerate(status["warnings"]):
         yield (f"warnings ({status['num_warnings']})" if index == 0 else ""), Text(warning, style="yellow")
 
@@ -106,6 +127,21 @@ def _lines(status: Mapping[str, Any], rewards: list[float | None]) -> Iterator[t
 def _shares(metrics: Mapping[str, Any]) -> str:
     roles = [role for role in ("actor", "rollout") if metrics.get(f"wait/{role}_s") is not None]
     return ", ".join(f"{role} {min(1.0, max(0.0, metrics[f'wait/{role}_s'] / metrics['step_s'])):.0%}" for role in roles)
+
+
+def _ages(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Samples trained so far by their age."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith("age/count_") and value:
+                counts[name.removeprefix("age/count_")] += int(value)
+    return dict(sorted(counts.items(), key=lambda item: int(item[0])))
+
+
+def _recovery(event: Mapping[str, Any]) -> str:
+    when = time.strftime("%H:%M:%S", time.localtime(event["time"])) if "time" in event else ""
+    return f"{when} {event['role']} ran again after {event['down_s']:.1f} s, at step {event['step']}: {event['cause']}".strip()
 
 
 def _warning(event: Mapping[str, Any]) -> str:

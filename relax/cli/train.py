@@ -25,6 +25,12 @@ from relax.observe.recorder import RunRecorder
 from relax.observe.run_folder import RunFolder, State
 
 _STOPPED = 130
+# Ray reads these when it is imported. What the death of a process means is said by the controller, in one line.
+_QUIET_RAY = {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "GRPC_VERBOSITY": "ERROR",
+}
 
 
 def train(run_file: Path | None, overrides: list[str], *, resume: Path | None = None, overwrite: bool = False) -> int:
@@ -96,6 +102,8 @@ def make_runtime(config: RunConfig) -> Runtime:
         from relax.control.inprocess import InProcessRuntime
 
         return InProcessRuntime(config)
+    for name, value in _QUIET_RAY.items():
+        os.environ.setdefault(name, value)
     from relax.control.cluster import RayRuntime
 
     return RayRuntime(config)
@@ -200,6 +208,8 @@ def _summary(config: RunConfig, run_dir: Path, result: RunResult) -> str:
     if len(result.evaluations) > 1:
         (_, before), (_, after) = result.evaluations[0], result.evaluations[-1]
         lines.append(f"  held-out accuracy   {before:.3f} -> {after:.3f}")
+    if result.num_restarts:
+        lines.append(f"  restarts            {result.num_restarts}; relax status tells the last ones")
     try:
         lines.append(f"  plot                {plot_run(run_dir)}")
     except OSError as error:  # the run is finished whether or not it can be drawn

@@ -1,37 +1,34 @@
-"""The controller: plan, start, watch, stop.
+"""The controller: plan, start, watch, mend, stop.
 
 start the runtime -> read the queue's events -> record them -> until the actor is done and the last evaluation is in
-  watches: errors of roles, dead processes, progress        ends: finished, stopped by the user, or the first error
+  watches: errors of roles, dead and silent processes, progress     mends: what failed, in place (recovery.py)
+  starts everything again: when the queue or Ray is lost            ends: finished, stopped by the user, or the first error
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from relax.config.faults import FaultEvent
 from relax.config.run import RunConfig
-from relax.control.runtime import Runtime
-from relax.control.step_row import StepRow
-from relax.errors import BusError, RoleError
+from relax.control.event_book import EventBook, RunResult
+from relax.control.faults import FaultPlan
+from relax.control.health import Failure, Health, find_failures
+from relax.control.recovery import USER_ERRORS, Recovery, RuntimeLost, latest_checkpoint, without
+from relax.control.runtime import QUEUE, Runtime
+from relax.control.stall import ProgressWatch, explain_stall
+from relax.errors import BusError, RelaxError, RoleError
+from relax.observe.ledger_file import LedgerFile
 from relax.observe.progress import Progress
 from relax.observe.recorder import RunRecorder
 
-_WATCH_S = 2.0
+__all__ = ["Controller", "RunResult"]
+
+_WATCH_S = 1.0
 _EVENTS_S = 1.0
-
-
-@dataclass(slots=True)
-class RunResult:
-    """What a run came to: last step, reward of the first and last step, held-out accuracy by step."""
-
-    step: int = 0
-    first_reward: float | None = None
-    last_reward: float | None = None
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
-    seconds: float = 0.0
+_ASK_S = 10.0
 
 
 class Controller:
@@ -49,19 +46,24 @@ class Controller:
         progress: Progress,
         first_step: int = 0,
         on_started: Callable[[], None] | None = None,
+        watch_s: float = _WATCH_S,
     ) -> None:
         self.config, self.run_dir, self.runtime = config, run_dir, runtime
         self.recorder, self.progress = recorder, progress
-        self.result = RunResult(first_step)
         self.is_started = False
-        self._on_started = on_started
-        self._row = StepRow()
-        self._is_trained = False
-        self._is_evaluated = config.eval is None
-        self._last_progress = time.monotonic()
+        self.health = Health(config.services)
+        self.book = EventBook(config, recorder, progress, self.health, first_step)
+        self._on_started, self._watch_s = on_started, watch_s
+        self._faults = FaultPlan(config, first_step)
+        self._moving = ProgressWatch(time.monotonic())
+        self._wake = asyncio.Event()
+
+    @property
+    def result(self) -> RunResult:
+        return self.book.result
 
     async def run(self, resume: Path | None = None) -> RunResult:
-        """Starts, watches, stops."""
+        """Starts, watches, mends, stops."""
         try:
             self.progress.note("starting the roles")
             await self.runtime.start(self.run_dir, resume)
@@ -69,95 +71,139 @@ class Controller:
             if self._on_started is not None:
                 self._on_started()
             started = time.monotonic()
-            self._row.begin(started)
-            self._last_progress = started
-            async with contextlib.AsyncExitStack() as stack:
-                watch = asyncio.create_task(self._watch())
-                stack.push_async_callback(_cancel, watch)
-                await self._follow_events(watch)
+            self.book.begin(started)
+            while (lost := await self._live()) is not None:
+                await self._start_again(lost)
             self.result.seconds = time.monotonic() - started
+            self.result.num_restarts = self.health.num_restarts
+            LedgerFile(self.run_dir).check_complete(self.config)
             return self.result
         finally:
             self.progress.note("stopping")
             await asyncio.shield(self.runtime.stop())
 
-    async def _follow_events(self, watch: asyncio.Task[None]) -> None:
+    # -- one life of the runtime --------------------------------------------------------------------------------------
+    async def _live(self) -> Failure | None:
+        """Until the run is complete: nothing; until all is lost: why."""
+        recovery = self._recovery()
+        self._moving.moved(time.monotonic())
+        async with contextlib.AsyncExitStack() as stack:
+            watch = asyncio.create_task(self._watch(recovery))
+            stack.push_async_callback(recovery.close)
+            stack.push_async_callback(_cancel, watch)
+            try:
+                await self._follow_events(watch, recovery)
+            except RuntimeLost as lost:
+                return lost.failure
+        return None
+
+    def _recovery(self) -> Recovery:
+        return Recovery(
+            self.config,
+            self.run_dir,
+            self.runtime,
+            self.health,
+            self.book.position,
+            self.recorder.event,
+            self.progress.note,
+        )
+
+    async def _follow_events(self, watch: asyncio.Task[None], recovery: Recovery) -> None:
         seen = 0
-        while not (self._is_trained and self._is_evaluated):
+        while not self.book.is_complete:
             if watch.done():
                 watch.result()
             try:
                 events = await self.runtime.bus.events(seen, _EVENTS_S)
             except BusError as error:
-                raise RoleError(f"the transfer queue is lost: {error}") from error
+                raise RuntimeLost(await self._why_lost(error)) from error
             for event in events:
                 seen = max(seen, int(event["seq"]))
-                self._take(event)
+                if self.book.take(event):
+                    self._moving.moved(time.monotonic())
+                if event["kind"] == "error":
+                    self._wake.set()
+            await self._begin_faults(recovery)
 
-    def _take(self, event: Mapping[str, Any]) -> None:
-        kind = event["kind"]
-        if kind == "step":
-            self._step(event["metrics"])
-        elif kind == "rollout":
-            if self._row.rollout(event):
-                self._last_progress = time.monotonic()
-        elif kind == "publication":
-            self._row.publication(event)
-        elif kind == "samples":
-            self.recorder.samples(int(event["step"]) + 1, event["rows"])
-        elif kind == "eval":
-            self._evaluation(event["metrics"])
-        elif kind == "error":
-            raise RoleError(str(event["error"]))
-        elif kind == "done":
-            self._is_trained = True
-        elif kind == "warning":
-            self.progress.note(f"{event['role']}: {event['text']}")
-        if kind not in ("step", "samples", "rollout"):
-            self.recorder.event(event)
+    async def _why_lost(self, error: BusError) -> Failure:
+        """A lost queue may be the least of it."""
+        try:
+            async with asyncio.timeout(_ASK_S):
+                found = [failure for failure in find_failures(await self.runtime.status(), 1e9) if failure.is_of_runtime]
+        except TimeoutError:
+            found = []
+        return found[0] if found else Failure(QUEUE, f"the transfer queue is lost: {error}", "queue")
 
-    def _step(self, metrics: Mapping[str, Any]) -> None:
-        self._last_progress = time.monotonic()
-        row = self._row.finish(metrics, self._last_progress)
-        self.recorder.step(row)
-        self.progress.update(row)
-        self.result.step = int(row["step"])
-        self.result.last_reward = row["reward/mean"]
-        if self.result.first_reward is None:
-            self.result.first_reward = row["reward/mean"]
-
-    def _evaluation(self, metrics: Mapping[str, Any]) -> None:
-        self._last_progress = time.monotonic()
-        self.recorder.evaluation(metrics)
-        self.progress.evaluation(metrics)
-        step = int(metrics["step"])
-        if "eval/accuracy" in metrics:
-            self.result.evaluations.append((step, float(metrics["eval/accuracy"])))
-        if step >= self.config.train.num_steps:
-            self._is_evaluated = True
-
-    async def _watch(self) -> None:
-        """Ends with an error when a role failed or died, or when nothing has moved for too long."""
-        limit = self.config.services.progress_timeout_s
+    async def _watch(self, recovery: Recovery) -> None:
+        """Ends with an error when the run cannot go on, or when nothing has moved for too long."""
         while True:
-            await asyncio.sleep(_WATCH_S)
-            roles = await self.runtime.status()
-            failed = [status["error"] for status in roles.values() if status.get("error")]
-            if failed:
-                raise RoleError(failed[0])
-            idle = [name for name, status in roles.items() if status.get("activity") == "not started"]
-            if idle:
-                raise RoleError(f"the process of {', '.join(idle)} died (killed, or out of memory)")
-            stats = await self.runtime.bus.stats()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._watch_s)
+            self._wake.clear()
+            before = recovery.restarting
+            statuses = await self.runtime.status()
+            now = time.monotonic()
+            recovery.check()
+            if before:
+                self._moving.moved(now)  # a restart has a deadline of its own
+            failures = find_failures(statuses, self.config.services.answer_timeout_s)
+            recovery.look(without(failures, before | recovery.restarting | self._no_longer_needed()))
+            try:
+                stats = await self.runtime.bus.stats()
+            except BusError as error:
+                raise RuntimeLost(await self._why_lost(error)) from error
             self.progress.stats(stats)
             self.recorder.stats(stats)
-            stalled_s = time.monotonic() - self._last_progress
-            if stalled_s > limit:
-                doing = "; ".join(f"{name}: {status.get('activity')}" for name, status in roles.items())
-                raise RoleError(
-                    f"no step ended and no sample arrived for {stalled_s:.0f} s (services.progress_timeout_s = {limit:g}). "
-                    f"Roles: {doing}. Queue waits: {stats.get('waits')}"
-                )
+            self._moving.look(statuses, now)
+            limit = self.config.services.progress_timeout_s
+            if (stalled_s := self._moving.stalled_s(time.monotonic())) > limit:
+                raise RoleError(explain_stall(statuses, stats, stalled_s, limit))
+
+    def _no_longer_needed(self) -> frozenset[str]:
+        """Who may die while the last evaluation is under way."""
+        return frozenset({"actor", "advantages", "reference", "actor_fwd"} if self.book.is_trained else ())
+
+    # -- everything again ---------------------------------------------------------------------------------------------
+    async def _start_again(self, lost: Failure) -> None:
+        """Stops and starts the whole runtime from the last checkpoint, as a resumed run would."""
+        recovery, began, cause = self._recovery(), time.monotonic(), lost.cause
+        while True:
+            await recovery.pause(lost.name, cause)
+            await self.runtime.stop()
+            step, path = latest_checkpoint(self.config, self.run_dir)
+            self.book.rewind(step)
+            try:
+                await self.runtime.start(self.run_dir, path)
+                break
+            except USER_ERRORS:
+                raise
+            except RelaxError as error:
+                cause = str(error)
+        recovery.mended(lost.name, lost.cause, began)
+
+    # -- faults on purpose --------------------------------------------------------------------------------------------
+    async def _begin_faults(self, recovery: Recovery) -> None:
+        restarting = recovery.restarting
+        due = self._faults.due(
+            self.book.position.step,
+            self.health.num_failures,
+            lambda name: name not in restarting and (name != QUEUE or not restarting),
+        )
+        for event in due:
+            self.recorder.event({**event.model_dump(), "kind": "fault", "fault": event.kind})
+            self.progress.note(f"fault on purpose: {event.kind} {event.target} after step {self.book.position.step}")
+            await self._begin_fault(event)
+
+    async def _begin_fault(self, event: FaultEvent) -> None:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                if event.kind == "kill":
+                    await self.runtime.end(event.target)
+                else:
+                    await self.runtime.disturb(event.target, event)
+        except (TimeoutError, RelaxError) as error:
+            self.progress.note(f"the fault could not begin: {error}")
+        self._wake.set()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

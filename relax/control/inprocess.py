@@ -1,22 +1,31 @@
 """The in-process runtime: the same roles as tasks of one event loop, without Ray. For tests, debugging and notebooks."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from relax.bus.core import Core
 from relax.bus.transfer_queue import TransferQueue
+from relax.config.faults import FaultEvent
 from relax.config.run import RunConfig
+from relax.control.runtime import QUEUE
 from relax.engines.pool import EnginePool
-from relax.errors import RoleError
+from relax.errors import BusError, RoleError
 from relax.roles.build import make_backend, make_core, make_engine, make_role
+from relax.roles.disturbance import Disturbance, slowed
 from relax.roles.engine_host import EngineHost
-from relax.roles.role import MakeBackend, MakeEngine, RoleTask
+from relax.roles.role import MakeBackend, MakeEngine, Role, RoleTask
 from relax.roles.topology import engine_names, role_specs
+
+_LOOK_S = 0.01
 
 
 class InProcessRuntime:
-    """Runs everything here; heavy work happens in threads, so the event loop stays free."""
+    """Runs everything here; heavy work happens in threads, so the event loop stays free.
+
+    Nothing here is a process that could be killed: `end` cancels the tasks of a role, whose threads end by themselves.
+    """
 
     def __init__(
         self, config: RunConfig, make_backend: MakeBackend = make_backend, make_engine: MakeEngine = make_engine
@@ -24,10 +33,18 @@ class InProcessRuntime:
         self.config = config
         self._make_backend, self._make_engine = make_backend, make_engine
         self._core: Core | None = None
+        self._engines = EnginePool({})
         self._tasks: dict[str, RoleTask] = {}
+        self._ended: set[str] = set()
+        self._disturbances: dict[str, Disturbance] = {}
+        self._run_dir = Path()
 
     @property
     def bus(self) -> TransferQueue:
+        return self._queue
+
+    @property
+    def _queue(self) -> Core:
         assert self._core is not None, "the runtime is not started"
         return self._core
 
@@ -40,25 +57,101 @@ class InProcessRuntime:
             raise RoleError(f"the roles did not start within services.start_timeout_s = {limit:g} s") from None
 
     async def _start(self, run_dir: Path, resume: Path | None) -> None:
-        core = self._core = make_core(self.config, run_dir, resume)
-        hosts = [EngineHost(name, self.config, core, self._make_engine) for name in engine_names(self.config)]
-        self._tasks = {host.name: RoleTask(host) for host in hosts}
-        for task in self._tasks.values():
-            await task.start()  # one after another: transformers' lazy modules cannot be imported by two threads at once
-        engines = EnginePool({host.name: host.engine for host in hosts})
+        self._run_dir = run_dir
+        self._core = make_core(self.config, run_dir, resume)
+        self._ended.clear()
+        self._engines = EnginePool({})
+        for name in engine_names(
+            self.config
+        ):  # one after another: two threads cannot import transformers' lazy modules at once
+            self._engines.add(name, await self._new_engine(name))
         for spec in role_specs(self.config):
-            role = make_role(spec.name, self.config, core, run_dir, resume, engines, self._make_backend)
-            self._tasks[spec.name] = RoleTask(role)
-            await self._tasks[spec.name].start()
+            await self._new_role(spec.name, resume)
         for task in self._tasks.values():
             task.run()
 
     async def status(self) -> dict[str, dict[str, Any]]:
-        return {name: task.status() for name, task in self._tasks.items()}
+        if self._core is not None and self._core.waits.closed is not None:
+            return {QUEUE: {"role": QUEUE, "error": self._core.waits.closed, "error_kind": "queue"}}
+        return {name: self._status(name) for name in self._tasks}
+
+    def _status(self, name: str) -> dict[str, Any]:
+        if name in self._ended:
+            return {"role": name, "error": f"{name} was ended", "error_kind": "dead"}
+        return self._tasks[name].status()
+
+    async def restart(self, name: str, resume: Path | None, first_step: int, *, is_restart: bool) -> None:
+        await self._let_go(name)
+        if name in self._engines.names:
+            self._engines.replace(name, await self._new_engine(name))
+        else:
+            await self._new_role(name, resume, first_step, is_restart=is_restart)
+        self._ended.discard(name)
+        self._tasks[name].run()
+
+    async def end(self, name: str) -> None:
+        if name == QUEUE:
+            await self._queue.close()
+            return
+        task = self._tasks[name]
+        while True:  # a thread that writes a checkpoint cannot be killed, as a process would be
+            if not str(task.status().get("activity", "")).startswith("saving"):
+                break
+            await asyncio.sleep(_LOOK_S)
+        if name not in self._ended:
+            self._ended.add(name)
+            await task.stop()
+
+    async def disturb(self, name: str, event: FaultEvent) -> None:
+        self._disturbances[name].add(event)
 
     async def stop(self) -> None:
         for task in reversed(list(self._tasks.values())):
             await task.stop()
         self._tasks = {}
+        await self._engines.close()  # once more, and with them what watches over them
         if self._core is not None:
             await self._core.close()
+
+    async def _new_engine(self, name: str) -> Any:
+        bus, disturbance = self._connect(name)
+        host = EngineHost(name, self.config, bus, self._make_engine, disturbance)
+        self._tasks[name] = RoleTask(host)
+        await self._tasks[name].start()
+        return host.engine
+
+    async def _new_role(
+        self, name: str, resume: Path | None, first_step: int | None = None, *, is_restart: bool = False
+    ) -> Role:
+        bus, _ = self._connect(name)
+        role = make_role(
+            name,
+            self.config,
+            bus,
+            self._run_dir,
+            resume,
+            self._engines,
+            self._make_backend,
+            first_step=first_step,
+            is_restart=is_restart,
+        )
+        self._tasks[name] = RoleTask(role)
+        await self._tasks[name].start()
+        return role
+
+    def _connect(self, name: str) -> tuple[TransferQueue, Disturbance]:
+        disturbance = self._disturbances[name] = Disturbance(self.config.faults.seed)
+        is_slow = any(event.kind == "delay" and event.target == name for event in self.config.faults.events)
+        return (slowed(self._queue, disturbance) if is_slow else self._queue), disturbance
+
+    async def _let_go(self, name: str) -> None:
+        """Ends a role, and gives back what it held: there is no connection here whose end would do so."""
+        task = self._tasks[name]
+        leases = task.status().get("leases", [])
+        if name not in self._ended:
+            await task.stop()
+        for lease in leases:
+            with contextlib.suppress(BusError):  # settled in its last moments
+                await self._queue.release(lease)
+        if name == "rollout":
+            self._queue.give_again(sorted(self._queue.tickets.in_flight))

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class StepRow:
-    """Turns the rollout's running totals into amounts for each step."""
+    """Turns the rollout's running totals into amounts for each step. Where totals fall, a rollout has begun again."""
 
     def __init__(self) -> None:
         self._started = 0.0
@@ -21,6 +21,9 @@ class StepRow:
         """Takes the rollout's totals; true when any work was done since the last ones."""
         totals = {**event["counts"], "wait/rollout_s": float(event["waited_s"])}
         moved = any(totals[name] != self._totals.get(name) for name in event["counts"])
+        if any(totals.get(name, 0.0) < total for name, total in self._totals.items()):
+            # what the one before did since the last step still belongs to the next one
+            self._at_last_step = {name: self._at_last_step.get(name, 0.0) - total for name, total in self._totals.items()}
         self._totals = totals
         return moved
 
@@ -28,12 +31,17 @@ class StepRow:
         """Takes what a publication took; it is shown in the row of the step that ends next."""
         self._publication = {name: value for name, value in event.items() if name.startswith("publish/")}
 
-    def finish(self, metrics: Mapping[str, Any], now: float) -> dict[str, Any]:
+    def rewind(self) -> None:
+        """The steps since a checkpoint are lost, and what was done for them: the next row begins now."""
+        self._at_last_step = dict(self._totals)
+        self._publication = {}
+
+    def finish(self, metrics: Mapping[str, Any], now: float, num_restarts: int = 0) -> dict[str, Any]:
         """The step's row; totals not yet reported by the rollout fall into the next one."""
         row: dict[str, Any] = {"step": metrics["step"], "time_s": round(now - self._started, 3), **metrics}
-        for name, total in self._totals.items():
-            row[name] = total - self._at_last_step.get(name, 0.0)
-        row |= self._publication
+        for name in {**self._totals, **self._at_last_step}:
+            row[name] = self._totals.get(name, 0.0) - self._at_last_step.get(name, 0.0)
+        row |= self._publication | {"restarts/total": num_restarts}
         self._publication = {}
         row.setdefault("tokens/generated", 0)
         row.setdefault("wait/rollout_s", 0.0)

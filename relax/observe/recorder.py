@@ -32,24 +32,41 @@ class RunRecorder:
     def __init__(self, run_dir: Path, observe: ObserveConfig, *, resume_step: int | None = None) -> None:
         self.run_dir = run_dir
         self.non_finite: Counter[str] = Counter()
+        self._observe = observe
         self._reported: set[str] = set()
+        self._added: list[tuple[str, Sink]] = []
         last = resume_step or 0
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "samples").mkdir(exist_ok=True)
-        self._metrics = JsonLines(run_dir / "metrics.jsonl", keep=lambda row: row["step"] <= last)
-        # An evaluation of step 0 is of the run's own start: kept only when the run goes on.
-        self._evaluations = JsonLines(run_dir / "eval.jsonl", keep=lambda row: bool(last) and row["step"] <= last)
         self._events = JsonLines(run_dir / "events.jsonl")
-        for file in (run_dir / "samples").glob("step_*.jsonl"):
+        # An evaluation of step 0 is of the run's own start: kept only when the run goes on.
+        self._open(last, last if last else -1, last + 1 if last else 0)
+
+    def _open(self, last: int, last_evaluation: int, first_shown: int) -> None:
+        """Opens what has rows by step, after `last` at the end; TensorBoard leaves earlier tries from `first_shown` on out."""
+        self._metrics = JsonLines(self.run_dir / "metrics.jsonl", keep=lambda row: row["step"] <= last)
+        self._evaluations = JsonLines(self.run_dir / "eval.jsonl", keep=lambda row: row["step"] <= last_evaluation)
+        for file in (self.run_dir / "samples").glob("step_*.jsonl"):
             if (found := re.fullmatch(r"step_(\d+)\.jsonl", file.name)) and int(found[1]) > last:
                 file.unlink()
-        self._sinks: list[tuple[str, Sink]] = []
+        self._sinks: list[tuple[str, Sink]] = list(self._added)
         with self._guarded("TensorBoard"):
-            made = make_sinks(run_dir, observe, first_step=last + 1 if last else 0)
-            self._sinks = [(type(sink).__name__, sink) for sink in made]
+            made = make_sinks(self.run_dir, self._observe, first_step=first_shown)
+            self._sinks = [*((type(sink).__name__, sink) for sink in made), *self._added]
+
+    def rewind(self, step: int) -> None:
+        """The run goes back to the end of `step`: what is recorded of later steps is cut off."""
+        made = [(name, sink) for name, sink in self._sinks if (name, sink) not in self._added]
+        for name, sink in made:
+            with self._guarded(name):
+                sink.close()
+        self._metrics.close()
+        self._evaluations.close()
+        self._open(step, step, step + 1)
 
     def add_sink(self, name: str, sink: Sink) -> None:
         """Sends what follows to one more place."""
+        self._added.append((name, sink))
         self._sinks.append((name, sink))
 
     def step(self, metrics: Mapping[str, Any]) -> None:
@@ -105,6 +122,7 @@ class RunRecorder:
 
     def _leave_out(self, name: str) -> None:
         self._sinks = [(other, sink) for other, sink in self._sinks if other != name]
+        self._added = [(other, sink) for other, sink in self._added if other != name]
 
     @contextlib.contextmanager
     def _guarded(self, what: str, on_error: Callable[[], None] | None = None) -> Iterator[None]:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from relax.config.run import RunConfig
 from relax.errors import ConfigError, DataError
 from relax.observe.jsonl import Row, read_rows, write_atomically
+from relax.observe.ledger_file import LedgerFile
 
 State = Literal["running", "finished", "stopped", "failed", "unknown"]
 
@@ -148,17 +148,8 @@ class RunFolder:
         return [name for _, name in sorted((int(match[1]), name) for match, name in found if match)]
 
     def ledger_counts(self) -> dict[str, int] | None:
-        """Prompts by fate, and `issued`, their sum; none before the ledger is there."""
-        file = self.path / "ledger.sqlite"
-        if not file.is_file():
-            return None
-        try:
-            with contextlib.closing(sqlite3.connect(f"file:{file.resolve()}?mode=ro", uri=True, timeout=2.0)) as database:
-                found = database.execute("SELECT fate, COUNT(*) FROM issues GROUP BY fate").fetchall()
-        except sqlite3.Error as error:
-            raise DataError(f"{file}: the ledger cannot be read: {error}") from error
-        counts = {str(fate): int(count) for fate, count in sorted(found)}
-        return {"issued": sum(counts.values()), **counts}
+        """Issues by fate, and `issued`, their sum; none before the ledger is there."""
+        return LedgerFile(self.path).counts()
 
     def _json(self, name: str) -> dict[str, Any] | None:
         file = self.path / name

@@ -2,9 +2,14 @@
 
 Every role is an application of its own, with `GET /{role}/status` on the run's port. The transfer queue's core lives in a Ray
 actor that serves its ZeroMQ socket; engines are named Ray actors, which the rollout role reaches by name. Roles are built when
-`start` is called and work from `run` on, so a replica that was replaced does nothing until the controller has seen it.
+`start` is called and work from `run` on, so a replica that was replaced does nothing until the controller has seen it. Each
+process ends, or has its application deleted, when the controller's process is gone.
 """
 
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +20,32 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from relax.bus.client import BusClient, connect
+from relax.bus.processes import ProcessId, this_process
 from relax.bus.server import BusServer
+from relax.bus.transfer_queue import TransferQueue
+from relax.config.faults import FaultEvent
 from relax.config.run import RunConfig
-from relax.engines.engine import EngineStats
+from relax.engines.engine import Engine, EngineStats
 from relax.engines.pool import EnginePool
 from relax.errors import EngineError, WeightSyncError
 from relax.observe.log import log_to_file
 from relax.roles.build import make_core, make_engine, make_role
+from relax.roles.disturbance import Disturbance, slowed
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import RoleTask
-from relax.roles.topology import RoleSpec, engine_names
+from relax.roles.topology import RoleSpec, engine_devices, engine_names
 from relax.types import Completion, GenerateRequest, WeightManifest
 
 _MANY = 10_000  # calls in flight: the bounds are the queue's and the engines', never the transport's
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStart:
+    """From where a role starts: a checkpoint, what it takes as done (by default what that says), whether one ran before it."""
+
+    resume: Path | None = None
+    first_step: int | None = None
+    is_restart: bool = False
 
 
 class BusHost:
@@ -39,15 +57,36 @@ class BusHost:
         self._run_dir, self._resume = Path(run_dir), Path(resume) if resume else None
         self._server: BusServer | None = None
 
-    async def start(self) -> str:
-        """Serves the socket and returns its address."""
+    async def start(self) -> tuple[str, int]:
+        """Serves the socket; returns its address, and the number of the process."""
         self._server = BusServer(make_core(self._config, self._run_dir, self._resume))
         await self._server.start()
-        return self._server.address
+        return self._server.address, os.getpid()
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.close()
+
+
+class Connection:
+    """A process's own connection to the queue, as slow and lossy as a rehearsal wants it."""
+
+    def __init__(self, name: str, config: RunConfig, address: str) -> None:
+        self._name, self._config, self._address = name, config, address
+        self.disturbance = Disturbance(config.faults.seed)
+        self._client: BusClient | None = None
+
+    async def open(self) -> TransferQueue:
+        kinds = {event.kind for event in self._config.faults.events if event.target == self._name}
+        if "lose_messages" in kinds:
+            self._client = await connect(self._address, name=self._name, drop=self.disturbance.loses_message)
+        else:
+            self._client = await connect(self._address, name=self._name)
+        return slowed(self._client, self.disturbance) if "delay" in kinds else self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
 
 
 class EngineActor:
@@ -55,59 +94,82 @@ class EngineActor:
 
     def __init__(self, name: str, config_json: str, run_dir: str, address: str) -> None:
         log_to_file(Path(run_dir), name)
-        self._name, self._address = name, address
+        self._name = name
         self._config = RunConfig.model_validate_json(config_json)
-        self._bus: BusClient | None = None
+        self._connection = Connection(name, self._config, address)
+        self._host: EngineHost | None = None
         self._task: RoleTask | None = None
 
-    async def start(self) -> None:
-        self._bus = await connect(self._address, name=self._name)
-        self._host = EngineHost(self._name, self._config, self._bus, make_engine)
-        self._task = RoleTask(self._host)
-        await self._task.start()
+    async def start(self) -> int:
+        """Loads the engine; returns the number of the process."""
+        bus = await self._connection.open()
+        host = EngineHost(self._name, self._config, bus, make_engine, self._connection.disturbance)
+        task = RoleTask(host)
+        await task.start()
+        self._host, self._task = host, task
+        return os.getpid()
 
     async def run(self) -> None:
         assert self._task is not None
         self._task.run()
 
+    @property
+    def _engine(self) -> Engine:
+        if self._host is None or self._task is None:
+            raise EngineError(f"{self._name} is being started")
+        return self._host.engine
+
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        return await self._host.engine.generate(request)
+        return await self._engine.generate(request)
+
+    async def progress(self, request_ids: list[str]) -> dict[str, list[Completion]]:
+        return await self._engine.progress(request_ids)
 
     async def abort(self, request_ids: list[str]) -> None:
-        await self._host.engine.abort(request_ids)
-
-    async def load_weights(self, manifest: WeightManifest) -> float:
-        return await self._host.engine.load_weights(manifest)
+        await self._engine.abort(request_ids)
 
     async def stats(self) -> EngineStats:
-        return await self._host.engine.stats()
+        return await self._engine.stats()
+
+    async def disturb(self, event: dict[str, Any]) -> None:
+        self._connection.disturbance.add(FaultEvent.model_validate(event))
 
     async def status(self) -> dict[str, Any]:
-        return self._task.status() if self._task else {"role": self._name, "activity": "not started", "error": None}
+        return self._task.status() if self._task else _not_started(self._name)
 
     async def stop(self) -> None:
         if self._task is not None:
             await self._task.stop()
-        if self._bus is not None:
-            await self._bus.close()
+        await self._connection.close()
 
 
 class RayEngine:
-    """An engine in another process, behind the `Engine` protocol. A dead actor is an `EngineError`."""
+    """An engine in another process, behind the `Engine` protocol.
+
+    A dead actor is an `EngineError` until Ray has put a new process in its place and the controller has started that. Weights
+    come and go by the actor's own connection to the queue, never through here.
+    """
 
     def __init__(self, name: str, namespace: str) -> None:
-        self._name = name
-        self._actor = ray.get_actor(name, namespace=namespace)
+        self._name, self._namespace = name, namespace
+        self._actor: Any = None
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         completions: list[Completion] = await self._call("generate", request)
         return completions
 
-    async def abort(self, request_ids: Any) -> None:
+    async def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
+        found: dict[str, list[Completion]] = await self._call("progress", list(request_ids))
+        return found
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
         await self._call("abort", list(request_ids))
 
     async def load_weights(self, manifest: WeightManifest) -> float:
-        return float(await self._call("load_weights", manifest))
+        raise EngineError(f"{self._name} takes version {manifest.version} when the transfer queue announces it, not from here")
+
+    async def sleep(self) -> None:
+        raise EngineError(f"{self._name} gives its weights up when the transfer queue recalls them, not from here")
 
     async def stats(self) -> EngineStats:
         stats: EngineStats = await self._call("stats")
@@ -118,8 +180,13 @@ class RayEngine:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(ray.get_actor, self._name, namespace=self._namespace)
             return await getattr(self._actor, method).remote(*arguments)
+        except ValueError as error:  # there is none of this name
+            raise EngineError(f"{self._name} is being replaced") from error
         except RayActorError as error:
+            self._actor = None
             raise EngineError(f"{self._name} died: {str(error).splitlines()[0]}") from error
         except RayTaskError as error:
             cause = error.cause
@@ -132,37 +199,55 @@ class RayEngine:
 class RoleDeployment:
     """Serve deployment: one role with its own connection to the queue."""
 
-    def __init__(self, name: str, config_json: str, run_dir: str, address: str, resume: str | None) -> None:
+    def __init__(self, name: str, config_json: str, run_dir: str, address: str, controller: tuple[int, int]) -> None:
         log_to_file(Path(run_dir), name)
-        self._name, self._address = name, address
-        self._run_dir, self._resume = Path(run_dir), Path(resume) if resume else None
+        self._name, self._run_dir = name, Path(run_dir)
         self._config = RunConfig.model_validate_json(config_json)
-        self._bus: BusClient | None = None
+        self._connection = Connection(name, self._config, address)
+        self._controller = ProcessId(*controller)
         self._task: RoleTask | None = None
 
-    async def start(self) -> None:
+    async def start(self, begin: RoleStart) -> int:
+        """Builds and loads the role; returns the number of the process."""
         engines = None
         if self._name == "rollout":
             engines = EnginePool({name: RayEngine(name, namespace(self._config)) for name in engine_names(self._config)})
-        self._bus = await connect(self._address, name=self._name)
-        role = make_role(self._name, self._config, self._bus, self._run_dir, self._resume, engines)
-        self._task = RoleTask(role)
-        await self._task.start()
+        bus = await self._connection.open()
+        task = RoleTask(
+            make_role(
+                self._name,
+                self._config,
+                bus,
+                self._run_dir,
+                begin.resume,
+                engines,
+                first_step=begin.first_step,
+                is_restart=begin.is_restart,
+            )
+        )
+        await task.start()
+        self._task = task
+        return os.getpid()
 
     async def run(self) -> None:
         assert self._task is not None
         self._task.run()
 
+    async def disturb(self, event: dict[str, Any]) -> None:
+        self._connection.disturbance.add(FaultEvent.model_validate(event))
+
     async def status(self) -> dict[str, Any]:
-        if self._task is None:
-            return {"role": self._name, "activity": "not started", "running": False, "error": None}
-        return self._task.status()
+        return self._task.status() if self._task else _not_started(self._name)
 
     async def stop(self) -> None:
         if self._task is not None:
             await self._task.stop()
-        if self._bus is not None:
-            await self._bus.close()
+        await self._connection.close()
+
+    async def check_health(self) -> None:
+        """Asked by Serve every second. In a cluster that goes on, a deployment outlives its controller: it deletes itself."""
+        if not self._controller.is_alive:
+            await asyncio.to_thread(serve.delete, self._name, _blocking=False)
 
     async def __call__(self, request: Request) -> Response:
         if request.method == "GET" and request.url.path.rstrip("/").endswith("/status"):
@@ -170,9 +255,7 @@ class RoleDeployment:
         return JSONResponse({"error": f"no such page; GET /{self._name}/status"}, status_code=404)
 
 
-def role_target(
-    spec: RoleSpec, config_json: str, run_dir: Path, address: str, resume: Path | None, node: dict[str, float]
-) -> serve.RunTarget:
+def role_target(spec: RoleSpec, config_json: str, run_dir: Path, address: str, node: dict[str, float]) -> serve.RunTarget:
     """What `serve.run_many` needs to deploy a role; `node` pins it to this host."""
     made: Any = RoleDeployment  # the decorator makes it a deployment, of which the type checker knows nothing
     deployment = made.options(
@@ -180,11 +263,11 @@ def role_target(
         num_replicas=1,
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=1,
-        health_check_period_s=10,
-        health_check_timeout_s=120,
+        health_check_period_s=1,  # a dead replica is replaced as soon as it is noticed
+        health_check_timeout_s=600,  # a silent one is the controller's to judge
         ray_actor_options={"num_cpus": spec.num_cpus, "num_gpus": spec.num_gpus, "resources": node},
     )
-    bound = deployment.bind(spec.name, config_json, str(run_dir), address, str(resume) if resume else None)
+    bound = deployment.bind(spec.name, config_json, str(run_dir), address, tuple(this_process()))
     return serve.RunTarget(bound, name=spec.name, route_prefix=f"/{spec.name}")
 
 
@@ -196,11 +279,20 @@ def start_bus(config_json: str, run_dir: Path, resume: Path | None, node: dict[s
 
 def start_engine(name: str, config: RunConfig, config_json: str, run_dir: Path, address: str, node: dict[str, float]) -> Any:
     """An engine's Ray actor, not yet started."""
-    resources = config.resources
+    num_cpus, num_gpus = engine_devices(config)
     actor = ray.remote(EngineActor).options(
-        name=name, num_cpus=resources.engine_cpus, num_gpus=resources.engine_gpus, max_concurrency=_MANY, resources=node
+        name=name,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        max_concurrency=_MANY,
+        max_restarts=-1,  # Ray puts a new process in the place of a dead one; the controller starts it, as often as it sees fit
+        resources=node,
     )
     return actor.remote(name, config_json, str(run_dir), address)
+
+
+def _not_started(name: str) -> dict[str, Any]:
+    return {"role": name, "activity": "not started", "running": False, "error": None, "pid": os.getpid()}
 
 
 def namespace(config: RunConfig) -> str:

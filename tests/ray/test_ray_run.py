@@ -8,69 +8,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
+from ray_runs import assert_all_gone, family, rows, state, training, wait_for_step
 
 RunFile = Callable[..., Path]
 pytestmark = pytest.mark.timeout(300)
-
-
-@contextmanager
-def training(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """`relax train` in a session of its own, so that signals can reach its whole group; ended with all its processes."""
-    command = [sys.executable, "-m", "relax.cli.main", "train", *map(str, arguments)]
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=os.environ.copy(),
-    )
-    try:
-        yield process
-    finally:
-        for member in family(process.pid):
-            try:
-                member.kill()
-            except psutil.NoSuchProcess:
-                continue
-        process.wait(10)
-
-
-def family(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def rows(run_dir: Path) -> list[dict[str, float]]:
-    file = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while len(rows(run_dir)) < step:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"step {step} did not come"
-        time.sleep(0.1)
-
-
-def assert_all_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=5)
-    assert not alive, f"left behind: {[(p.pid, p.name()) for p in alive]}"
-
-
-def state(run_dir: Path) -> str:
-    return str(json.loads((run_dir / "state.json").read_text())["state"])
 
 
 def test_run_ends_and_leaves_nothing_behind(run_file: RunFile, tmp_path: Path) -> None:
@@ -112,9 +57,9 @@ def test_ctrl_c_stops_in_time_and_resume_goes_on(run_file: RunFile, tmp_path: Pa
     assert steps[-1] >= 6
 
 
-def test_killed_engine_ends_the_run_with_a_reason(run_file: RunFile, tmp_path: Path) -> None:
+def test_without_restarts_a_killed_engine_ends_the_run_with_a_reason(run_file: RunFile, tmp_path: Path) -> None:
     path, run_dir = run_file("ray"), tmp_path / "runs" / "letters"
-    with training(path, "train.num_steps=100000", cwd=tmp_path) as process:
+    with training(path, "train.num_steps=100000", "services.max_restarts=0", cwd=tmp_path) as process:
         wait_for_step(run_dir, 2, process)
         members = family(process.pid)
         engines = [member for member in members if "EngineActor" in " ".join(member.cmdline())]

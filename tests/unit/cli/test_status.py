@@ -35,17 +35,22 @@ def run(tmp_path):
                 {
                     "step": step, "time_s": 2.0 * step, "step_s": 2.0, "reward/mean": step / 10, "age/mean": 0.5, "age/max": 1,
                     "response/length_mean": 9.5, "tokens_per_s": 1000.0, "wait/actor_s": 1.0, "wait/rollout_s": 0.2,
+                    "age/count_0": 2, "age/count_1": 6,
                 }
             )  # fmt: skip
         recorder.event({"kind": "warning", "role": "rollout", "text": "prompt 7 was [too] long"})
+        recorder.event({"kind": "fault", "fault": "kill", "target": "actor"})
+        cause = "the process of actor died"
+        recorder.event({"kind": "recovery", "role": "actor", "cause": cause, "attempt": 1, "down_s": 3.21, "step": 2})
         recorder.event({"kind": "weights", "subscriber": "engine-0", "version": 2, "rejected": "digest disagrees"})
         wait = {"who": "rollout", "call": "admit", "reason": "a place [a]", "since_s": 3.0}
         recorder.stats({"waits": [wait], "versions": {"acknowledged": {"engine-0": 3}}})
         recorder.close()
         (folder.path / "checkpoints" / "step_2").mkdir(parents=True)
         database = sqlite3.connect(folder.path / "ledger.sqlite")
-        database.execute("CREATE TABLE issues (issue INTEGER PRIMARY KEY, fate TEXT)")
-        database.executemany("INSERT INTO issues(fate) VALUES (?)", [("trained",), ("in_flight",)])
+        database.execute("CREATE TABLE issues (issue INTEGER PRIMARY KEY, prompt INTEGER, fate TEXT, reason TEXT)")
+        rows = [(1, "trained", ""), (2, "in_flight", ""), (3, "dropped", "too old for step 4"), (3, "in_flight", "")]
+        database.executemany("INSERT INTO issues(prompt, fate, reason) VALUES (?, ?, ?)", rows)
         database.commit()
         database.close()
         yield folder
@@ -57,7 +62,9 @@ def test_a_running_run_is_shown_with_all_that_matters(run):
         "digits", "running (process", "3 of 10", "0.300", "0.250 (step 0)", "9.5 tokens", "mean 0.50, max 1, 1 allowed",
         "1,000 tokens/s, 2.00 s a step", "actor 50%, rollout 10%", "rollout waits for a place [a] (3.0 s)",
         "versions held: engine-0 3",
-        "2 issued: 1 in flight, 1 trained", "step_2", "warnings (2)", "rollout: prompt 7 was [too] long",
+        "4 issued = 1 trained + 1 dropped + 2 in flight", "1 dropped: too old for step", "step_2",
+        "samples so far: 6 of age 0, 18 of age 1", "recoveries (1, 1 faults on purpose)",
+        "actor ran again after 3.2 s, at step 2: the process of actor died", "warnings (2)", "rollout: prompt 7 was [too] long",
         "engine-0: version 2: digest disagrees",
     ):  # fmt: skip
         assert part in text, f"{part}\n{text}"
@@ -67,7 +74,10 @@ def test_the_json_form_holds_the_same(run):
     status = json.loads(json.dumps(status_dict(run.path)))
     assert (status["state"], status["step"], status["num_steps"]) == ("running", 3, 10)
     assert status["metrics"]["reward/mean"] == 0.3
-    assert status["ledger"] == {"issued": 2, "in_flight": 1, "trained": 1}
+    assert status["ledger"] == {"issued": 4, "dropped": 1, "in_flight": 2, "trained": 1}
+    assert status["ledger_faults"] == []
+    assert status["ages"] == {"0": 6, "1": 18}
+    assert (status["num_recoveries"], status["recoveries"][0]["role"]) == (1, "actor")
     assert status["waits"] == ["rollout waits for a place [a] (3.0 s)"]
     assert status["versions"] == {"engine-0": 3}
     assert status["checkpoints"] == ["step_2"]

@@ -23,3 +23,29 @@ def test_a_step_before_any_report_has_the_promised_keys() -> None:
     row = rows.finish({"step": 1}, 1.0)
     assert row["tokens/generated"] == 0
     assert row["wait/rollout_s"] == 0.0
+
+
+def test_a_rollout_that_began_again_loses_nothing_and_gives_no_negative_amounts() -> None:
+    rows = StepRow()
+    rows.begin(0.0)
+    rows.rollout({"counts": {"tokens/generated": 100, "groups/failed": 1}, "waited_s": 2.0})
+    rows.finish({"step": 1}, 1.0)
+    rows.rollout({"counts": {"tokens/generated": 130, "groups/failed": 1}, "waited_s": 3.0})
+    assert rows.rollout({"counts": {"tokens/generated": 20}, "waited_s": 0.5}), "it is at work again"
+    second = rows.finish({"step": 2}, 2.0)
+    assert (second["tokens/generated"], second["wait/rollout_s"], second["groups/failed"]) == (50, 1.5, 0)
+    rows.rollout({"counts": {"tokens/generated": 25}, "waited_s": 0.5})
+    third = rows.finish({"step": 3}, 3.0)
+    assert (third["tokens/generated"], third["wait/rollout_s"]) == (5, 0.0)
+
+
+def test_what_was_done_for_lost_steps_is_in_no_row() -> None:
+    rows = StepRow()
+    rows.begin(0.0)
+    rows.publication({"publish/bytes": 7})
+    rows.rollout({"counts": {"tokens/generated": 100}, "waited_s": 0.0})
+    rows.rewind()
+    rows.rollout({"counts": {"tokens/generated": 110}, "waited_s": 0.0})
+    row = rows.finish({"step": 1}, 1.0)
+    assert row["tokens/generated"] == 10
+    assert "publish/bytes" not in row

@@ -181,3 +181,42 @@ def test_observing_loads_neither_torch_nor_ray():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_a_rewind_cuts_off_what_was_recorded_of_later_steps_and_goes_on(tmp_path):
+    recorder = RunRecorder(tmp_path, ObserveConfig())
+    recorder.evaluation({"step": 0, "eval/accuracy": 0.1})
+    for step in (1, 2, 3):
+        recorder.step({"step": step, "loss": 1.0})
+        recorder.samples(step, [{"prompt": "p"}])
+    recorder.evaluation({"step": 3, "eval/accuracy": 0.3})
+    recorder.event({"kind": "checkpoint", "step": 1})
+    recorder.rewind(1)
+    recorder.step({"step": 2, "loss": 0.5})
+    recorder.close()
+    run = RunFolder(tmp_path)
+    assert [(row["step"], row["loss"]) for row in run.metrics()] == [(1, 1.0), (2, 0.5)]
+    assert [row["step"] for row in run.evaluations()] == [0]
+    assert len(run.events()) == 1, "events stay"
+    assert sorted(file.name for file in (tmp_path / "samples").iterdir()) == ["step_000001.jsonl"]
+
+
+def test_a_sink_that_was_added_survives_a_rewind(tmp_path):
+    class Sink:
+        def __init__(self):
+            self.steps, self.closed = [], 0
+
+        def write(self, step, metrics):
+            self.steps.append(step)
+
+        def close(self):
+            self.closed += 1
+
+    recorder, sink = RunRecorder(tmp_path, ObserveConfig(tensorboard=False)), Sink()
+    recorder.add_sink("mine", sink)
+    recorder.step({"step": 1})
+    recorder.rewind(0)
+    recorder.step({"step": 1})
+    assert (sink.steps, sink.closed) == ([1, 1], 0)
+    recorder.close()
+    assert sink.closed == 1
