@@ -7,8 +7,7 @@ twice as fast as BLAKE2b. The version is not part of it: equal weights have equa
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from relax.weights.layout import Table
 
@@ -22,32 +21,23 @@ class Digester:
     """Threads that hash; by default half of the processors, at most 8. `close` ends them."""
 
     def __init__(self, num_threads: int | None = None) -> None:
-        threads = num_threads or max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="relax-digest")
+        self._num_threads = num_threads or max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
+        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="relax-digest")  # threads start when needed
 
-    def begin(self, bucket: memoryview) -> "BucketDigest":
-        """Begins to hash a bucket, which must not change until the result is there."""
-        chunks = range(0, len(bucket), CHUNK_BYTES)
-        return BucketDigest([self._pool.submit(_digest, bucket[start : start + CHUNK_BYTES]) for start in chunks])
+    def digest(self, bucket: memoryview) -> str:
+        """`"sha256:..."` of one bucket; waits for it."""
+        chunks = [bucket[start : start + CHUNK_BYTES] for start in range(0, len(bucket), CHUNK_BYTES)]
+        parts = self._pool.map(_digest, chunks) if min(self._num_threads, len(chunks)) > 1 else map(_digest, chunks)
+        return f"sha256:{hashlib.sha256(b''.join(parts)).hexdigest()}"
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
+    def __enter__(self) -> "Digester":
+        return self
 
-class BucketDigest:
-    """The digest of one bucket, once its chunks have been hashed."""
-
-    def __init__(self, parts: Sequence["Future[bytes]"]) -> None:
-        self._parts = parts
-
-    def result(self) -> str:
-        """`"sha256:..."`; waits for it."""
-        return f"sha256:{hashlib.sha256(b''.join(part.result() for part in self._parts)).hexdigest()}"
-
-    def cancel(self) -> None:
-        """It is not wanted any more."""
-        for part in self._parts:
-            part.cancel()
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def manifest_digest(num_bytes: int, table: Table, buckets: Buckets) -> str:

@@ -21,13 +21,10 @@ def make_manifest(
     bucket_bytes: int = BUCKET_BYTES,
 ) -> WeightManifest:
     """Announces `content`, which is at `location`, all at once. Blocking: hashing takes time."""
-    digester = Digester()
-    try:
-        spans = cut(table, len(content), bucket_bytes)
-        begun = [digester.begin(content[start:end]) for start, end in spans]
-        buckets = tuple((start, end, digest.result()) for (start, end), digest in zip(spans, begun, strict=True))
-    finally:
-        digester.close()
+    with Digester() as digester:
+        buckets = tuple(
+            (start, end, digester.digest(content[start:end])) for start, end in cut(table, len(content), bucket_bytes)
+        )
     return WeightManifest(
         version=version,
         transport=transport,

@@ -1,10 +1,11 @@
 """The sending side of weight sync.
 
-    trainer's thread   begin: a free buffer --> bucket by bucket: copy --+
-    other threads                                  '-> hash              +--> the next step
-    event loop                                          '-- all hashed: announce (end) ... acknowledged -> buffer free
+    trainer's thread   begin: a free buffer -> copy --+--> the next step
+    other threads                                     '-> hash, bucket by bucket --+
+    event loop                                                                     '-> announce ... acknowledged -> buffer free
 
-The copy is all that the trainer waits for. A version that was not announced when the next one is there already is skipped.
+The copy is all that the trainer waits for; hashing starts after it, since beside it both take longer and end no sooner. A
+version that was not announced when the next one is there already is skipped.
 """
 
 import asyncio
@@ -12,17 +13,17 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from mmap import mmap
 from typing import TYPE_CHECKING
 
 from relax.bus.transfer_queue import TransferQueue
 from relax.errors import BusError, WaitTimeout, WeightSyncError
+from relax.types import WeightManifest
 from relax.weights.buffer_pool import BufferPool
-from relax.weights.digest import BucketDigest, Digester
-from relax.weights.layout import BUCKET_BYTES, Span, Table, by_span, cut, lay_out, views
-from relax.weights.manifest import Canary
+from relax.weights.layout import BUCKET_BYTES, Table, lay_out, views
+from relax.weights.manifest import Canary, make_manifest
 from relax.weights.shared_memory import BufferFile, NoRoom, ShmFolder
-from relax.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +33,21 @@ log = logging.getLogger("relax.weights")
 _ACKNOWLEDGE_S = 60.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The weights of one version, copied and not yet announced; `number` counts a publisher's.
+
+    `seconds`: what the trainer waited for it.
+    """
+
+    version: int
+    number: int
+    file: BufferFile
+    tensors: Table
+    canary: Canary
+    seconds: float
 
 
 class WeightPublisher:
@@ -48,15 +64,14 @@ class WeightPublisher:
         self._bus, self._bucket_bytes = bus, bucket_bytes
         self._folder = ShmFolder(run_id)
         self._pool = BufferPool(self._folder)
-        self._digester = Digester()
-        self._targets: dict[BufferFile, tuple[mmap, Table, list[Mapping[str, Tensor]]]] = {}
+        self._targets: dict[BufferFile, tuple[mmap, Table, Mapping[str, Tensor]]] = {}
         self._unsettled: list[int] = []
         self._watcher: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()  # versions are announced in order
         self._newest = 0  # number of the newest snapshot
         self._num_failed = self._num_skipped = 0  # since the last announcement
 
-    # -- begin and buckets --------------------------------------------------------------------------------------------
+    # -- begin --------------------------------------------------------------------------------------------------------
     def snapshot(self, version: int, weights: Mapping[str, "Tensor"], canary: Canary) -> Snapshot:
         """Copies `weights` (any device, layout of memory or data type) into a free buffer. Blocking, and nothing but the copy.
 
@@ -71,40 +86,32 @@ class WeightPublisher:
             )
         started = time.perf_counter()
         table, num_bytes = lay_out(weights)
-        spans = cut(table, num_bytes, self._bucket_bytes)
         file = self._pool.take(version, num_bytes)
         try:
-            digests = self._copy(weights, file, table, spans)
+            self._copy(weights, file, table)
         except BaseException:
             self._pool.give_back(file)
             raise
         finally:
             file.unlock()
         self._newest += 1
-        seconds = time.perf_counter() - started
-        return Snapshot(version, self._newest, file, num_bytes, table, spans, digests, tokens, logprobs, seconds)
+        return Snapshot(version, self._newest, file, table, (tokens, logprobs), time.perf_counter() - started)
 
-    def _copy(self, weights: Mapping[str, "Tensor"], file: BufferFile, table: Table, spans: list[Span]) -> list[BucketDigest]:
+    def _copy(self, weights: Mapping[str, "Tensor"], file: BufferFile, table: Table) -> None:
         import torch  # here: the publisher's owner is imported by processes that never compute
 
-        assert file.data is not None
-        content, digests = memoryview(file.data), list[BucketDigest]()
         with torch.no_grad():
-            for (start, end), targets in zip(spans, self._views(file, table, spans), strict=True):
-                for name, target in targets.items():
-                    target.copy_(weights[name])
-                digests.append(self._digester.begin(content[start:end]))
-        return digests
+            for name, target in self._views(file, table).items():
+                target.copy_(weights[name])
 
-    def _views(self, file: BufferFile, table: Table, spans: list[Span]) -> list[Mapping[str, "Tensor"]]:
+    def _views(self, file: BufferFile, table: Table) -> Mapping[str, "Tensor"]:
         """Where each tensor goes. Kept with the buffer: for a small model, making them takes longer than the copy."""
         import torch  # here, as above
 
         assert file.data is not None
-        data, known, targets = self._targets.get(file, (None, {}, []))
+        data, known, targets = self._targets.get(file, (None, {}, {}))
         if data is not file.data or known != table:
-            buffer = torch.frombuffer(file.data, dtype=torch.uint8)
-            targets = [views(buffer, part) for part in by_span(table, spans)]
+            targets = views(torch.frombuffer(file.data, dtype=torch.uint8), table)
             self._targets = {other: kept for other, kept in self._targets.items() if kept[0] is other.data}
             self._targets[file] = (file.data, table, targets)
         return targets
@@ -128,7 +135,7 @@ class WeightPublisher:
                 await self._failed(version, attempt, max_attempts, error)
         raise AssertionError("the last failure is raised")
 
-    # -- end ----------------------------------------------------------------------------------------------------------
+    # -- buckets and end ----------------------------------------------------------------------------------------------
     async def publish(self, snapshot: Snapshot) -> bool:
         """Announces the snapshot once it is hashed. Publish each snapshot once, in order.
 
@@ -156,12 +163,12 @@ class WeightPublisher:
         assert file.data is not None, "the publisher is closed"
         if snapshot.number < self._newest:
             log.info("version %d is skipped: a newer one is ready", snapshot.version)
-            snapshot.cancel()
             self._pool.give_back(file)
             self._num_skipped += 1
             return False
         started = time.perf_counter()
-        manifest = await asyncio.to_thread(snapshot.manifest)
+        with memoryview(file.data) as content:
+            manifest = await asyncio.to_thread(self._manifest, snapshot, content)
         digest_s = time.perf_counter() - started
         await self._bus.announce(manifest)
         self._pool.release(file)
@@ -173,7 +180,7 @@ class WeightPublisher:
             "version": snapshot.version,
             "publish/snapshot_s": snapshot.seconds,
             "publish/digest_s": digest_s,
-            "publish/bytes": snapshot.num_bytes,
+            "publish/bytes": manifest.num_bytes,
             "publish/buffers": len(self._pool),
             "publish/failed": self._num_failed,
             "publish/skipped": self._num_skipped,
@@ -181,6 +188,17 @@ class WeightPublisher:
         self._num_failed = self._num_skipped = 0
         await self._report(event)
         return True
+
+    def _manifest(self, snapshot: Snapshot, content: memoryview) -> WeightManifest:
+        return make_manifest(
+            snapshot.version,
+            content,
+            snapshot.tensors,
+            snapshot.canary,
+            location=str(snapshot.file.path),
+            transport=snapshot.file.transport,
+            bucket_bytes=self._bucket_bytes,
+        )
 
     async def _failed(self, version: int, attempt: int, max_attempts: int, error: Exception) -> None:
         """Counts a failure and waits; raises it when it was the last one."""
@@ -202,7 +220,6 @@ class WeightPublisher:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        await asyncio.to_thread(self._digester.close)
         self._targets = {}
         self._pool.close()
         self._folder.close()

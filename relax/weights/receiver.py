@@ -28,15 +28,11 @@ def read_buckets(manifest: WeightManifest) -> Iterator[dict[str, torch.Tensor]]:
     is not proven to be complete until the iteration ends.
     """
     parts = _checked(manifest)
-    digester = Digester()
-    try:
-        with PublishedFile(manifest.location, manifest.num_bytes) as file:
-            for number, part in enumerate(parts):
-                tensors = _read(file, manifest, number, part, digester)
-                yield tensors
-                tensors.clear()
-    finally:
-        digester.close()
+    with Digester() as digester, PublishedFile(manifest.location, manifest.num_bytes) as file:
+        for number, part in enumerate(parts):
+            tensors = _read(file, manifest, number, part, digester)
+            yield tensors
+            tensors.clear()
 
 
 def read_weights(manifest: WeightManifest) -> Mapping[str, torch.Tensor]:
@@ -64,7 +60,7 @@ def _read(
     start, end, wanted = manifest.buckets[number]
     mapping, first = file.map(start, end)
     with memoryview(mapping) as content, content[start - first : end - first] as bucket:
-        digest = digester.begin(bucket).result()
+        digest = digester.digest(bucket)
     if digest != wanted:
         names = ", ".join(map(repr, list(part)[:_SHOWN])) + (f" and {len(part) - _SHOWN} more" if len(part) > _SHOWN else "")
         raise WeightSyncError(

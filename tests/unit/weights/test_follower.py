@@ -173,3 +173,121 @@ async def test_a_publisher_that_died_is_a_reason_to_reject(bus, roots):
 
     with pytest.raises(WeightSyncError, match="the publisher ended"):
         await follow(bus, "engine", load, max_failures=2)
+
+
+# -- turns, rewinds, and versions that are left out -----------------------------------------------------------------------
+async def weights_events(bus):
+    return [event for event in await bus.events(0, 0) if event["kind"] == "weights"]
+
+
+async def test_recalled_weights_are_given_up_before_it_is_said_and_the_next_version_is_taken(bus, publisher):
+    done = []
+
+    async def load(manifest):
+        done.append(manifest.version)
+        return 0.0
+
+    async def give_up():
+        done.append("letting go")
+        await asyncio.sleep(0.01)
+        assert bus.versions.held["engine"] is not None, "not before it is done"
+        done.append("gave up")
+
+    task = asyncio.create_task(follow(bus, "engine", load, give_up=give_up))
+    for version in (1, 2):
+        await publish(publisher, version)
+        await bus.wait_acknowledged(version, 5)
+        await bus.recall(5)
+        assert bus.versions.held["engine"] is None
+    await publish(publisher, 3)
+    await bus.wait_acknowledged(3, 5)
+    assert done == [1, "letting go", "gave up", 2, "letting go", "gave up", 3]
+    await stopped(task)
+
+
+async def test_a_failure_to_give_up_is_raised(bus, publisher):
+    async def load(manifest):
+        return 0.0
+
+    async def give_up():
+        raise ZeroDivisionError
+
+    task = asyncio.create_task(follow(bus, "engine", load, give_up=give_up))
+    await publish(publisher, 1)
+    await bus.wait_acknowledged(1, 5)
+    await bus.recall(5)  # a receiver that ended has none
+    with pytest.raises(ZeroDivisionError):
+        await task
+    assert bus.versions.held == {}
+
+
+async def test_after_the_trainer_went_back_a_lower_version_is_taken(bus, publisher):
+    loaded = []
+
+    async def load(manifest):
+        loaded.append(manifest.version)
+        return 0.0
+
+    task = asyncio.create_task(follow(bus, "engine", load))
+    await publish(publisher, 4)
+    await bus.wait_acknowledged(4, 5)
+    await bus.rewind(0)
+    for version in (2, 3):
+        await publish(publisher, version)
+        await bus.wait_acknowledged(version, 5)
+    assert loaded == [4, 2, 3]
+    await stopped(task)
+
+
+async def test_a_version_that_was_called_back_while_it_was_loaded_is_replaced_by_the_next(bus, publisher):
+    loaded, go_on = [], asyncio.Event()
+
+    async def load(manifest):
+        loaded.append(manifest.version)
+        await go_on.wait()
+        return 0.0
+
+    task = asyncio.create_task(follow(bus, "engine", load))
+    await publish(publisher, 4)
+    await until(lambda: loaded)
+    await bus.rewind(0)
+    go_on.set()
+    await asyncio.sleep(0.01)
+    assert bus.versions.held["engine"] is None, "it does not hold what the trainer no longer knows"
+    await publish(publisher, 2)
+    await bus.wait_acknowledged(2, 5)
+    assert loaded == [4, 2]
+    await stopped(task)
+
+
+async def test_with_every_it_takes_the_first_version_far_enough_away_and_acknowledges_all(bus, publisher):
+    loaded = []
+
+    async def load(manifest):
+        loaded.append(manifest.version)
+        return 0.0
+
+    task = asyncio.create_task(follow(bus, "reference", load, every=3))
+    for version in (0, 1, 2, 3, 5, 7, 8, 9, 10):
+        await publish(publisher, version)
+        await bus.wait_acknowledged(version, 5)
+    assert loaded == [0, 3, 7, 10]
+    kept = {event["version"]: event["kept"] for event in await weights_events(bus) if "kept" in event}
+    assert kept == {1: 0, 2: 0, 5: 3, 8: 7, 9: 7}
+    await bus.rewind(0)
+    await publish(publisher, 8)
+    await bus.wait_acknowledged(8, 5)
+    assert loaded[-1] == 8, "what it holds is of a future that is lost"
+    await stopped(task)
+
+
+async def test_identical_weights_are_said_to_be(bus, publisher):
+    async def load(manifest):
+        return 0.0
+
+    task = asyncio.create_task(follow(bus, "engine", load))
+    for version, value in ((1, 1.0), (2, 1.0), (3, 2.0)):
+        await publisher.publish(publisher.snapshot(version, {"w": torch.full((4,), value)}, CANARY))
+        await bus.wait_acknowledged(version, 5)
+    assert [event.get("identical", False) for event in await weights_events(bus)] == [False, True, False]
+    await stopped(task)

@@ -127,9 +127,8 @@ def test_any_flipped_bit_changes_the_digest(position, bit):
 def test_the_digest_does_not_depend_on_the_number_of_threads():
     content, found = memoryview(os.urandom(2 * CHUNK_BYTES + 5)), set()
     for num_threads in (1, 2, 3, 8):
-        digester = Digester(num_threads)
-        found.add(digester.begin(content).result())
-        digester.close()
+        with Digester(num_threads) as digester:
+            found.add(digester.digest(content))
     assert len(found) == 1
 
 
