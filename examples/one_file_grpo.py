@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from transformers.utils import logging
 
-from relax.algorithms.table import advantages
+from relax.algorithms.advantages import advantages
 from relax.bus.core import Core
 from relax.bus.transfer_queue import QueueLimits
 from relax.config import RunConfig, load_config
@@ -113,12 +113,18 @@ def to_batch(config: RunConfig, groups: Sequence[Group]) -> TrainBatch:
     # The heart of GRPO: a response is as good as it beats its siblings, (reward - group mean) / group deviation. Where all of a
     # group are right, or all wrong, nothing can be learned, and the advantage is 0.
     rewards = np.array([reward for group in groups for reward in group.rewards], np.float64)
+    made = advantages(
+        config.algorithm,
+        {"reward": rewards, "loss_mask": loss_mask},
+        group_ids=group_ids,
+        length_budget=config.rollout.max_new_tokens,
+    )
     return TrainBatch(
         tokens=Ragged.pack(tokens),
         loss_mask=loss_mask,
         group_ids=group_ids,
         rollout_logprobs=Ragged.pack(logprobs),
-        advantages=advantages(config.algorithm, rewards=rewards, group_ids=group_ids, loss_mask=loss_mask),
+        advantages=made["advantages"],
     )
 
 

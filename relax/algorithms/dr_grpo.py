@@ -3,12 +3,10 @@
 The budget stands in the loss: `fixed_length` aggregation over `rollout.max_new_tokens`.
 """
 
-from relax.algorithms.estimate import RewardedRows, centred, group_index, spread
+from relax.algorithms.estimate import FloatVector, Trajectories
 from relax.config.algorithm import DrGRPOConfig
-from relax.types import Ragged
 
 
-def dr_grpo(config: DrGRPOConfig, rows: RewardedRows) -> Ragged:
+def dr_grpo(config: DrGRPOConfig, given: Trajectories) -> FloatVector:
     """`R - mean_g`."""
-    index, sizes = group_index(rows.group_ids)
-    return spread(centred(rows.rewards, index, sizes), rows.loss_mask)
+    return given.spread(given.centred(given.totals))

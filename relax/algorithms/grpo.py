@@ -1,19 +1,25 @@
 """Group relative policy optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300): the group's mean is the baseline."""
 
+from typing import Protocol
+
 import numpy as np
 
-from relax.algorithms.estimate import RewardedRows, centred, group_index, spread
-from relax.config.algorithm import GRPOConfig
-from relax.types import Ragged
+from relax.algorithms.estimate import FloatVector, Trajectories
 
 _EPS = 1e-6
 
 
-def grpo(config: GRPOConfig, rows: RewardedRows) -> Ragged:
+class GroupNormalised(Protocol):
+    """The setting of all algorithms with these advantages."""
+
+    @property
+    def normalize_std(self) -> bool: ...
+
+
+def grpo(config: GroupNormalised, given: Trajectories) -> FloatVector:
     """`(R - mean_g) / (std_g + 1e-6)` with the population's deviation; `R - mean_g` without `normalize_std`."""
-    index, sizes = group_index(rows.group_ids)
-    values = centred(rows.rewards, index, sizes)
+    values = given.centred(given.totals)
     if config.normalize_std:
-        std = np.sqrt(np.bincount(index, values**2, len(sizes)) / sizes)
-        values = values / (std[index] + _EPS)
-    return spread(values, rows.loss_mask)
+        std = np.sqrt(np.bincount(given.groups, values**2) / given.sizes)
+        values = values / (std[given.groups] + _EPS)
+    return given.spread(values)

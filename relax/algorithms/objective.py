@@ -13,13 +13,27 @@ import torch
 from torch import Tensor
 
 
+class SampledTokens(Protocol):
+    """Tokens of samples, flat: `sample [S]` int64 is the sample (0 to `num_samples - 1`) that each belongs to."""
+
+    @property
+    def sample(self) -> Tensor: ...
+
+    @property
+    def lengths(self) -> Tensor:
+        """Trained tokens of each sample, `[num_samples]`, in the data type of the loss."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrainedTokens:
     """The S trained tokens of a micro-batch, in the order of its samples. A sample never lies in two micro-batches.
 
     `logprobs [S]` float32 with a gradient; `sample [S]` int64, the sample (0 to `num_samples - 1`) that each token belongs to.
-    The rest `[S]` float32 without gradients: `advantages`; `old` (proximal policy), `rollout` (as sampled) and `ref`
-    (reference) log-probs, none where the run has no such column; `entropy`, with a gradient if the objective asks for it.
+    The rest `[S]` float32 without gradients: `advantages`; `old` (proximal policy), `rollout` (as sampled), `ref` (reference)
+    and `teacher` log-probs, none where the run has no such column; `entropy`, with a gradient if the objective asks for it.
+    `top_teacher [S, K]`: log-probs of the teacher's most likely tokens, and `top [S, K]`, with a gradient, the policy's of the
+    same tokens.
     """
 
     logprobs: Tensor
@@ -30,11 +44,39 @@ class TrainedTokens:
     rollout: Tensor | None = None
     ref: Tensor | None = None
     entropy: Tensor | None = None
+    teacher: Tensor | None = None
+    top: Tensor | None = None
+    top_teacher: Tensor | None = None
 
     @cached_property
     def lengths(self) -> Tensor:
         """Trained tokens of each sample, `[num_samples]` in the data type of `logprobs`."""
         return torch.bincount(self.sample, minlength=self.num_samples).to(self.logprobs.dtype)
+
+    def sample_mean(self, values: Tensor) -> Tensor:
+        """On each token `[S]`, the mean of `values [S]` over the trained tokens of its sample."""
+        sums = values.new_zeros(self.num_samples).index_add(0, self.sample, values)
+        return (sums / self.lengths.clamp(min=1))[self.sample]
+
+
+@dataclass(frozen=True)
+class ValuedTokens:
+    """The S trained tokens of a micro-batch as a critic sees them.
+
+    `values [S]` float32 with a gradient: the critic's value of what stands before each token, which knows no temperature;
+    `sample [S]` as in `TrainedTokens`. `old_values [S]`: what the advantages were computed with; `returns [S]`: the targets.
+    """
+
+    values: Tensor
+    sample: Tensor
+    num_samples: int
+    old_values: Tensor
+    returns: Tensor
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Trained tokens of each sample, `[num_samples]` in the data type of `values`."""
+        return torch.bincount(self.sample, minlength=self.num_samples).to(self.values.dtype)
 
 
 @dataclass
@@ -62,7 +104,7 @@ class Objective(Protocol):
     def __call__(self, tokens: TrainedTokens) -> LossSums: ...
 
 
-def aggregate(per_token: Tensor, tokens: TrainedTokens, how: str, length_budget: int) -> tuple[Tensor, float]:
+def aggregate(per_token: Tensor, tokens: SampledTokens, how: str, length_budget: int) -> tuple[Tensor, float]:
     """(un-normalised sum, count) of `per_token [S]`, so that sum over count, each added over micro-batches, is
 
     - `token_mean`: the mean over all trained tokens;

@@ -2,13 +2,11 @@
 
 import numpy as np
 
-from relax.algorithms.estimate import RewardedRows, centred, group_index, spread
+from relax.algorithms.estimate import FloatVector, Trajectories
 from relax.config.algorithm import RLOOConfig
-from relax.types import Ragged
 
 
-def rloo(config: RLOOConfig, rows: RewardedRows) -> Ragged:
+def rloo(config: RLOOConfig, given: Trajectories) -> FloatVector:
     """`R - mean of the group's other members`, which is `(R - mean_g) n / (n - 1)`; 0 for a group of one."""
-    index, sizes = group_index(rows.group_ids)
-    scale = sizes / np.maximum(sizes - 1, 1)
-    return spread(centred(rows.rewards, index, sizes) * scale[index], rows.loss_mask)
+    scale = given.sizes / np.maximum(given.sizes - 1, 1)
+    return given.spread(given.centred(given.totals) * scale[given.groups])

@@ -11,12 +11,14 @@ from pathlib import Path
 import psutil
 
 from relax.cli.check_data import data_findings, reward_findings
+from relax.cli.check_settings import setting_findings
 from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
 from relax.cli.memory import human_bytes, memory_bytes
 from relax.config import RunConfig, load_config
 from relax.config.load import read_config_file
 from relax.errors import ConfigError, ModelError, RelaxError
 from relax.models.folder import ModelFolder, read_model_folder
+from relax.roles.topology import takes_turns
 
 
 def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
@@ -39,7 +41,7 @@ def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
         model_findings = [error("model.path", str(failure))]
     return gather(
         source or config.run.name,
-        _settings(config),
+        setting_findings(config),
         model_findings,
         data_findings(config, config.data, "data", model),
         data_findings(config, config.eval.data, "eval.data", model) if config.eval else (),
@@ -57,34 +59,6 @@ def _other_kind(path: Path) -> str | None:
     except ConfigError:
         return None  # which is the finding already
     return "a file with an [output] section is one of relax sft, which checks it when it starts" if is_sft else None
-
-
-def _settings(config: RunConfig) -> Iterator[Finding]:
-    """Settings that are allowed and yet do nothing, or not what was meant."""
-    train, algorithm, rollout = config.train, config.algorithm, config.rollout
-    yield ok(
-        "settings",
-        f"{algorithm.type}, {rollout.prompts_per_step} x {rollout.group_size} samples a step, {train.num_steps} steps",
-    )
-    if train.warmup_steps >= train.num_steps:
-        yield warning(
-            "train.warmup_steps", f"{train.warmup_steps} of {train.num_steps} steps: the peak train.lr is never reached"
-        )
-    if train.schedule == "constant" and train.min_lr_ratio:
-        yield warning("train.min_lr_ratio", 'has no effect with train.schedule = "constant"')
-    if algorithm.correction.type == "none" and "cap" in algorithm.correction.model_fields_set:
-        yield warning("algorithm.correction.cap", 'has no effect with algorithm.correction.type = "none"')
-    if not algorithm.kl.coef and "kind" in algorithm.kl.model_fields_set:
-        yield warning("algorithm.kl.kind", "has no effect with algorithm.kl.coef = 0")
-    if config.run.runtime == "inprocess" and config.run.ray_address is not None:
-        yield warning("run.ray_address", 'has no effect with run.runtime = "inprocess"')
-    if config.eval and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
-        yield warning(
-            "eval.samples_per_prompt", "all samples of a prompt are the same at eval.temperature = 0: set it above 0, or use 1"
-        )
-    for key, device in (("rollout.engine.device", rollout.engine.device), ("train.backend.device", train.backend.device)):
-        if device.startswith("cuda") and not Path("/dev/nvidiactl").exists():
-            yield error(key, f"{device!r}, and this machine has no NVIDIA device: use auto or cpu")
 
 
 def _model(config: RunConfig, model: ModelFolder) -> Iterator[Finding]:
@@ -144,7 +118,9 @@ def _port(config: RunConfig) -> Iterator[Finding]:
 
 def _machine(config: RunConfig, model: ModelFolder | None) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
-    threads = config.train.backend.num_threads + config.rollout.num_engines * config.rollout.engine.num_threads
+    of_actor = config.train.backend.num_threads
+    of_engines = config.rollout.num_engines * config.rollout.engine.num_threads
+    threads = max(of_actor, of_engines) if takes_turns(config) else of_actor + of_engines
     level: Callable[[str, str], Finding] = warning if threads > cores else ok
     hint = ": they will slow one another down; lower num_threads or rollout.num_engines" if threads > cores else ""
     yield level("cores", f"{threads} computing threads on {cores} cores{hint}")

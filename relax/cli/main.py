@@ -95,6 +95,19 @@ def explain(run_file: RunFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def parity(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each run.")] = 20,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default: NAME-parity beside the run's own.")] = None,
+) -> None:
+    """Prove that the modes learn the same: runs each on-policy, and one killed and resumed, and compares every bit."""
+    from relax.cli.parity import parity as run
+
+    raise typer.Exit(run(run_file, list(overrides or []), steps=steps, out=out))
+
+
+@app.command()
 def status(run_dir: RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show where a run stands: step, reward, ages, who waits for whom, the fate of every prompt."""
     import json

@@ -1,8 +1,10 @@
 """How much memory a run takes, estimated from sizes: for `relax check` and `relax explain`."""
 
+from math import ceil
+
 from relax.config.run import RunConfig
 from relax.models.folder import ModelFolder
-from relax.roles.topology import role_specs
+from relax.roles.topology import column_makers, in_actor, role_specs
 
 # A process that has loaded torch and transformers, one that has not, and Ray's own processes: measured on Linux, CPU build.
 _TORCH_PROCESS_BYTES = 400 << 20
@@ -29,6 +31,9 @@ def memory_bytes(config: RunConfig, model: ModelFolder) -> dict[str, int]:
     scoring = [spec.name for spec in role_specs(config) if spec.name in _SCORING_ROLES]
     if scoring:
         parts[f"{' and '.join(scoring)}: weights"] = len(scoring) * weights
+    inside = in_actor(config)
+    if "reference" in inside:
+        parts["actor: copies of weights for the reference"] = 2 * weights
     heavy = 1 + rollout.num_engines + len(scoring)
     if config.run.runtime == "inprocess":
         parts["process"] = _TORCH_PROCESS_BYTES
@@ -47,14 +52,17 @@ def longest_sample(config: RunConfig, model: ModelFolder) -> int:
 
 def queue_bytes(config: RunConfig, model: ModelFolder) -> int:
     """Bytes of the rows that may stand in the queue at once, bounded by `services.queue_max_bytes`."""
-    per_token = 4 + 1 + 4 + 4 + 4 * (len([spec for spec in role_specs(config) if spec.name in _SCORING_ROLES]))
+    made = 0 if in_actor(config) else len(column_makers(config))
+    per_token = 4 + 1 + 4 + 4 * made
     rows = max_groups_ahead(config) * config.rollout.group_size
     return min(config.services.queue_max_bytes, rows * longest_sample(config, model) * per_token)
 
 
 def max_groups_ahead(config: RunConfig) -> int:
-    """Groups that may be in the works at once: the batch in training, and `max_staleness` batches beyond it."""
-    return (config.rollout.max_staleness + 1) * config.rollout.prompts_per_step
+    """Groups that may be in the works at once: the step in training, those that the bound allows beyond it, and the surplus."""
+    rollout = config.rollout
+    steps = (rollout.max_staleness + 1) // config.train.updates_per_step
+    return steps * rollout.prompts_per_step + ceil((rollout.oversampling - 1) * rollout.prompts_per_step)
 
 
 def human_bytes(count: float) -> str:

@@ -10,8 +10,10 @@ from relax.config.base import Section
 class ResourcesConfig(Section):
     """Which roles share devices."""
 
-    mode: Literal["fully_async"] = "fully_async"
-    """`fully_async`: every role on its own, streaming through the transfer queue."""
+    mode: Literal["colocate", "hybrid", "fully_async"] = "fully_async"
+    """`fully_async`: every role on its own, streaming through the transfer queue. `hybrid`: engines beside the actor, which does
+    the forwards of reference and old policy and the advantages itself. `colocate`: as `hybrid`, but engines and actor take
+    turns on the same devices; needs `rollout.max_staleness = 0`."""
     actor_cpus: float = Field(1.0, gt=0)
     """CPUs that Ray sets aside for the actor."""
     actor_gpus: float = Field(0.0, ge=0)

@@ -1,12 +1,13 @@
 """The whole configuration of one run, and `[run]` itself."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from relax.config.algorithm import AlgorithmConfig, GRPOConfig
+from relax.config.algorithm import AlgorithmConfig, GRPOConfig, fault_when_stale, with_preset
 from relax.config.base import Section
 from relax.config.data import DataConfig, EvalConfig
+from relax.config.faults import FaultsConfig
 from relax.config.model import ModelConfig
 from relax.config.observe import ObserveConfig
 from relax.config.resources import ResourcesConfig
@@ -59,6 +60,13 @@ class RunConfig(Section):
     """Ports, limits, watchdogs."""
     observe: ObserveConfig = ObserveConfig()
     """What is recorded."""
+    faults: FaultsConfig = FaultsConfig()
+    """Faults on purpose: a rehearsal."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, raw: Any) -> Any:
+        return with_preset(raw)
 
     @model_validator(mode="after")
     def _refuse_what_cannot_learn(self) -> "RunConfig":
@@ -68,12 +76,30 @@ class RunConfig(Section):
                 "rollout.top_p and rollout.top_k change the sampling distribution, which the trainer does not replay yet: "
                 "use rollout.top_p = 1.0 and rollout.top_k = 0"
             )
-        if algorithm.old_logprobs == "current" and rollout.max_staleness > 0:
+        if rollout.max_staleness > 0 and (fault := fault_when_stale(algorithm)):
+            raise ValueError(fault)
+        num_unpublished = self.train.publish_every * self.train.updates_per_step - 1
+        if num_unpublished > rollout.max_staleness:
             raise ValueError(
-                'algorithm.old_logprobs = "current" has neither a clipped ratio nor a correction for stale samples: '
-                'use rollout.max_staleness = 0, or algorithm.old_logprobs = "rollout"'
+                f"rollout.max_staleness = {rollout.max_staleness}: with train.publish_every = {self.train.publish_every} and "
+                f"train.updates_per_step = {self.train.updates_per_step} a sample is up to {num_unpublished} updates old when it "
+                f"is trained: use rollout.max_staleness = {num_unpublished} or more"
             )
-        if rollout.group_size < 2:
+        if self.resources.mode == "colocate" and rollout.max_staleness > 0:
+            raise ValueError(
+                f'resources.mode = "colocate": engines sleep while the actor trains, so nothing is generated ahead: use '
+                f'rollout.max_staleness = 0 (it is {rollout.max_staleness}), or resources.mode = "hybrid"'
+            )
+        if rollout.oversampling > 1 and (self.run.deterministic or self.resources.mode == "colocate"):
+            other = "run.deterministic" if self.run.deterministic else 'resources.mode = "colocate"'
+            raise ValueError(
+                f"rollout.oversampling = {rollout.oversampling} leaves to timing what is trained: not with {other}"
+            )
+        if rollout.oversampling > 1 and rollout.on_stale != "wait":
+            raise ValueError(
+                f'rollout.oversampling = {rollout.oversampling} needs rollout.on_stale = "wait" (it is "{rollout.on_stale}")'
+            )
+        if rollout.group_size < 2 and algorithm.compares_members:
             raise ValueError(
                 f"rollout.group_size = {rollout.group_size}: {algorithm.type} compares the members of a group: use at least 2"
             )

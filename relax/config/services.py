@@ -14,6 +14,15 @@ class ServicesConfig(Section):
     """Most bytes that the transfer queue holds; producers wait beyond it."""
     lease_s: float = Field(600.0, gt=0)
     """A consumer that does not come back within this time loses its rows to another."""
+    max_restarts: int = Field(5, ge=0)
+    """How often each role, engine or the queue may be restarted before the run stops with the first error. A budget is whole again
+    after `restart_memory_s` without a failure."""
+    restart_memory_s: float = Field(600.0, gt=0)
+    """Seconds without a failure after which earlier restarts of a role no longer count."""
+    restart_backoff_s: float = Field(1.0, ge=0)
+    """Pause before a role's second restart in a row, in seconds; it doubles with each one, up to 30 s."""
+    answer_timeout_s: float = Field(60.0, gt=0)
+    """A role that does not say its status within this time is ended and restarted."""
     start_timeout_s: float = Field(180.0, gt=0)
     """Longest time for the roles to start, in seconds."""
     progress_timeout_s: float = Field(600.0, gt=0)

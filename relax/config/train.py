@@ -38,7 +38,11 @@ class TrainConfig(Section):
     """Optimizer, micro-batches, back end, checkpoints."""
 
     num_steps: int = Field(ge=1)
-    """Number of optimizer steps of the run."""
+    """Number of steps of the run; each consumes `rollout.prompts_per_step` groups."""
+    updates_per_step: int = Field(1, ge=1)
+    """Optimizer updates on each step's groups, one pass over them each. Every update counts in the age of the samples."""
+    publish_every: int = Field(1, ge=1)
+    """Publish the weights to the engines after every so many steps; the steps between count in the age of the samples."""
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

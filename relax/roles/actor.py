@@ -1,16 +1,17 @@
 """The actor: trains the policy and publishes it.
 
-    one step:  claim ready groups as they come -> forward and backward at once -> ... until `prompts_per_step` groups
-               -> optimizer step -> acknowledge the rows -> snapshot -> publish in the background -> next step
-      consumes: rows with advantages                         waits for: rollout, advantages (reference, actor_fwd)
-      produces: policy versions, step metrics, checkpoints   unblocks:  admission, engines
+    one step:  claim ready groups as they come -> columns that no role has made -> forward and backward at once -> ... until
+               `prompts_per_step` groups -> optimizer step -> acknowledge the rows -> snapshot -> publish in the background
+      consumes: rows of rollout, with columns of other roles    waits for: rollout, advantages (reference, actor_fwd)
+      produces: policy versions, step metrics, checkpoints      unblocks:  admission, engines
 
-Version `n` is the policy after `n` optimizer steps. Gradients of sums accumulate while groups stream in; the count over the
-whole batch divides them at the end of the step.
+Version `n` is the policy after `n` optimizer updates, `updates_per_step` of them each step. Gradients of sums accumulate while
+groups stream in; the count over the whole batch divides them at the end of the update.
 """
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +20,62 @@ import numpy as np
 from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
 from relax.errors import WaitTimeout
+from relax.roles.columns import ColumnMaker
 from relax.roles.role import MakeBackend, Role
+from relax.roles.rows import Rows
 from relax.roles.step_metrics import StepMetrics
-from relax.roles.topology import actor_columns
+from relax.roles.topology import actor_claims, actor_columns, takes_turns
 from relax.train.backend import TrainBackend, TrainBatch
 from relax.train.checkpoint import CheckpointStore
-from relax.types import Ragged
 from relax.weights.publisher import WeightPublisher
 
 BACKEND_FOLDER, QUEUE_FILE, META_FILE = "actor", "queue.bin", "step.json"
 
+MakeInside = Callable[[TrainBackend], Sequence[ColumnMaker]]
+
 
 class Actor(Role):
-    """Owns the back end. `resume`: folder of the checkpoint to continue from."""
+    """Owns the back end. `resume`: folder of the checkpoint to continue from; `make_inside`: what it computes for others."""
 
     def __init__(
-        self, config: RunConfig, bus: TransferQueue, run_dir: Path, resume: Path | None, make_backend: MakeBackend
+        self,
+        config: RunConfig,
+        bus: TransferQueue,
+        run_dir: Path,
+        resume: Path | None,
+        make_backend: MakeBackend,
+        make_inside: MakeInside,
     ) -> None:
         super().__init__("actor", config, bus)
         self.step = 0
-        self._run_dir, self._resume, self._make_backend = run_dir, resume, make_backend
-        self._columns = actor_columns(config)
+        self._run_dir, self._resume = run_dir, resume
+        self._make_backend, self._make_inside = make_backend, make_inside
+        self._columns, self._claims = actor_columns(config), actor_claims(config)
+        self._takes_turns = takes_turns(config)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", config.train.checkpoint.keep)
         self._publisher = WeightPublisher(bus, run_id=config.run.name)
         self._publication: asyncio.Task[None] | None = None
         self._backend: TrainBackend | None = None
+        self._inside: Sequence[ColumnMaker] = ()
+
+    @property
+    def version(self) -> int:
+        """Optimizer updates that made the policy."""
+        return self.step * self.config.train.updates_per_step
 
     async def start(self) -> None:
         self._backend = await asyncio.to_thread(self._load)
 
     def _load(self) -> TrainBackend:
         backend = self._make_backend(self.config)
+        self._inside = self._make_inside(backend)
+        for maker in self._inside:
+            maker.load()
         if self._resume is not None:
             backend.load(self._resume / BACKEND_FOLDER)
             self.step = read_step(self._resume)
+        for maker in self._inside:
+            maker.resumed(self.version)
         return backend
 
     async def run(self) -> None:
@@ -74,39 +97,84 @@ class Actor(Role):
         await self._publisher.close()
 
     def status(self) -> dict[str, Any]:
-        return super().status() | {"step": self.step}
+        inside = {f"{maker.column}_version": maker.version for maker in self._inside if maker.version is not None}
+        return super().status() | {"step": self.step, "version": self.version} | inside
 
     # -- one step -----------------------------------------------------------------------------------------------------
     async def _one_step(self) -> None:
         assert self._backend is not None
-        size = self.config.rollout.prompts_per_step
-        metrics = StepMetrics(self.step, asyncio.get_running_loop().time())
+        size, num_updates = self.config.rollout.prompts_per_step, self.config.train.updates_per_step
+        metrics = StepMetrics(self.step, self.version + num_updates - 1, asyncio.get_running_loop().time())
         leases: list[Lease] = []
+        batches: list[TrainBatch] = []
         taken = 0
         while taken < size:
-            self.activity = f"step {self.step}: waiting for {size - taken} groups"
-            with metrics.timed("wait"):
-                lease = await self.claim(self._columns, num_groups=size - taken, step=self.step)
-            self.activity = f"step {self.step}: training on {taken} to {taken + len(set(lease.group_ids))} of {size} groups"
-            with metrics.timed("train"):
-                metrics.sums.add(await asyncio.to_thread(self._backend.forward_backward, to_batch(lease)))
-            metrics.add_lease(lease)
+            lease = await self._take(size - taken, metrics)
             leases.append(lease)
-            taken += len(set(lease.group_ids))
+            for part in self._rows(lease, metrics).parts(self._claims.part):
+                self.activity = f"step {self.step}: training on {taken} to {taken + part.num_groups} of {size} groups"
+                with metrics.timed("train"):
+                    batches.append(await asyncio.to_thread(self._train_on, part, metrics))
+                taken += part.num_groups
+                self.progress += 1
+            if num_updates == 1:
+                batches.clear()
         self.activity = f"step {self.step}: optimizer"
         with metrics.timed("train"):
             finished = await asyncio.to_thread(self._backend.finish_step)
-        await self.bus.ack([lease.lease_id for lease in leases], step=self.step)
+            for _ in range(num_updates - 1):
+                finished = await asyncio.to_thread(self._once_more, batches, metrics)
+        await self.settle(leases, self.step)
         self.step += 1
-        with metrics.timed("snapshot"):
-            await self._publish()
+        if self.step % self.config.train.publish_every == 0 or self.step == self.config.train.num_steps:
+            with metrics.timed("snapshot"):
+                await self._publish()
         await self.bus.emit({"kind": "step", "metrics": metrics.finish(finished, asyncio.get_running_loop().time())})
+
+    async def _take(self, left: int, metrics: StepMetrics) -> Lease:
+        """The step's next groups, and the devices if they are shared."""
+        self.activity = f"step {self.step}: waiting for {left} groups"
+        at_least, at_most = min(left, self._claims.at_least), min(left, self._claims.at_most)
+        with metrics.timed("wait"):
+            lease = await self.claim(self._columns, num_groups=at_most, at_least=at_least, step=self.step)
+            while self._takes_turns:
+                try:
+                    await self.bus.recall(wait_s=60.0)
+                    break
+                except WaitTimeout as timeout:
+                    self.activity = f"step {self.step}: waiting for {timeout.reason}"
+        return lease
+
+    def _rows(self, lease: Lease, metrics: StepMetrics) -> Rows:
+        rows = Rows(dict(lease.columns), np.asarray(lease.group_ids, np.int64))
+        if self.config.rollout.on_stale == "mask":
+            last_update = self.version + self.config.train.updates_per_step - 1
+            rows = rows.masked_before(last_update - self.config.rollout.max_staleness)
+        metrics.add_rows(rows)
+        return rows
+
+    def _train_on(self, rows: Rows, metrics: StepMetrics) -> TrainBatch:
+        assert self._backend is not None
+        for maker in self._inside:
+            rows.columns[maker.column] = maker.make(rows.columns, rows.group_ids)
+        batch = rows.to_batch()
+        metrics.sums.add(self._backend.forward_backward(batch))
+        return batch
+
+    def _once_more(self, batches: Sequence[TrainBatch], metrics: StepMetrics) -> dict[str, float]:
+        """Another update on the same rows."""
+        assert self._backend is not None
+        for batch in batches:
+            metrics.sums.add(self._backend.forward_backward(batch))
+        return self._backend.finish_step()
 
     # -- weights ------------------------------------------------------------------------------------------------------
     async def _publish(self) -> None:
         """Takes the snapshot now; the rest travels while training goes on, one publication after the other."""
         assert self._backend is not None
-        backend, version = self._backend, self.step
+        backend, version = self._backend, self.version
+        for maker in self._inside:
+            await asyncio.to_thread(maker.published, version)
         snapshot = await asyncio.to_thread(lambda: self._publisher.snapshot(version, backend.weights(), backend.canary()))
         before = self._publication
 
@@ -123,7 +191,7 @@ class Actor(Role):
         await self._publication
         while True:
             try:
-                await self.bus.wait_acknowledged(self.step, wait_s=60.0)
+                await self.bus.wait_acknowledged(self.version, wait_s=60.0)
                 return
             except WaitTimeout as timeout:
                 self.activity = f"waiting for {timeout.reason}"
@@ -152,25 +220,3 @@ class Actor(Role):
 def read_step(checkpoint: Path) -> int:
     """The step at which a checkpoint folder was written."""
     return int(json.loads((checkpoint / META_FILE).read_text("utf-8"))["step"])
-
-
-def to_batch(lease: Lease) -> TrainBatch:
-    """A lease's rows as the back end reads them."""
-
-    def ragged(name: str) -> Ragged | None:
-        column = lease.columns.get(name)
-        assert column is None or isinstance(column, Ragged)
-        return column
-
-    tokens, mask = ragged("tokens"), ragged("loss_mask")
-    assert tokens is not None
-    assert mask is not None
-    return TrainBatch(
-        tokens,
-        mask,
-        np.asarray(lease.group_ids, np.int64),
-        rollout_logprobs=ragged("rollout_logprobs"),
-        advantages=ragged("advantages"),
-        old_logprobs=ragged("old_logprobs"),
-        ref_logprobs=ragged("ref_logprobs"),
-    )

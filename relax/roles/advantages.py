@@ -1,37 +1,29 @@
-"""The advantages role.
+"""The column `advantages`: whole groups' rewards become one number for each trained token."""
 
-consumes: whole groups with rewards          waits for: rollout
-produces: the column `advantages`            unblocks:  actor
-"""
+from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
-from relax.algorithms.table import advantages
-from relax.bus.transfer_queue import Lease
-from relax.roles.role import Role
-from relax.types import Ragged
+from relax.algorithms.advantages import advantages
+from relax.algorithms.table import estimator_columns
+from relax.config.run import RunConfig
+from relax.roles.columns import ColumnMaker
+from relax.types import Column, Ragged
 
-_MAX_GROUPS = 256  # groups of one claim; they are cheap
 
+class Advantages(ColumnMaker):
+    """Groups may come in any number and order: each is computed from its own rewards alone."""
 
-class Advantages(Role):
-    """Takes whatever groups are ready, many at a time, and writes one advantage for each trained token."""
+    column = "advantages"
+    max_groups = 256  # they are cheap
 
-    async def run(self) -> None:
-        while True:
-            self.activity = "waiting for rewarded groups"
-            lease = await self.claim(("reward", "loss_mask"), num_groups=_MAX_GROUPS)
-            self.activity = f"computing {len(lease.row_ids)} rows"
-            await self._compute(lease)
+    def __init__(self, config: RunConfig) -> None:
+        self._algorithm, self._longest = config.algorithm, config.rollout.max_new_tokens
+        self.needs = ("reward", "loss_mask", *estimator_columns(config.algorithm))
 
-    async def _compute(self, lease: Lease) -> None:
-        mask, reward = lease.columns["loss_mask"], lease.columns["reward"]
-        assert isinstance(mask, Ragged)
-        column = advantages(
-            self.config.algorithm,
-            rewards=np.asarray(reward, np.float64),
-            group_ids=np.asarray(lease.group_ids, np.int64),
-            loss_mask=mask,
-        )
-        await self.bus.write(lease.row_ids, {"advantages": column})
-        await self.bus.ack([lease.lease_id])
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
+        made = advantages(self._algorithm, columns, group_ids=group_ids, length_budget=self._longest)
+        column = made[self.column]
+        assert isinstance(column, Ragged)
+        return column

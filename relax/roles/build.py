@@ -1,5 +1,7 @@
 """From a configuration to the parts that both runtimes start: the core of the queue, and the roles."""
 
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 from relax.bus.core import Core
@@ -11,21 +13,36 @@ from relax.engines.engine import Engine
 from relax.engines.pool import EnginePool
 from relax.roles.actor import QUEUE_FILE, Actor, read_step
 from relax.roles.advantages import Advantages
-from relax.roles.logprobs import LogprobRole
+from relax.roles.columns import ColumnMaker, ColumnRole
+from relax.roles.logprobs import CurrentPolicy, PublishedPolicy, Reference, SwappedReference
 from relax.roles.role import MakeBackend, Role
 from relax.roles.rollout import Rollout
+from relax.roles.topology import in_actor
 from relax.train.backend import TrainBackend
+from relax.train.reference import ReferenceFiles
 
 
 def queue_limits(config: RunConfig) -> QueueLimits:
     """What the queue needs to know of the run."""
+    rollout = config.rollout
     return QueueLimits(
-        prompts_per_step=config.rollout.prompts_per_step,
-        max_staleness=config.rollout.max_staleness,
+        prompts_per_step=rollout.prompts_per_step,
+        max_staleness=rollout.max_staleness,
         num_steps=config.train.num_steps,
         max_bytes=config.services.queue_max_bytes,
         lease_s=config.services.lease_s,
+        updates_per_step=config.train.updates_per_step,
+        on_stale=rollout.on_stale,
+        num_extra=ceil((rollout.oversampling - 1) * rollout.prompts_per_step),
+        in_order=config.run.deterministic or rollout.oversampling > 1,
     )
+
+
+def reference_files(config: RunConfig, run_dir: Path) -> ReferenceFiles:
+    """Where a reference that follows the policy keeps its weights: as many of them as the kept checkpoints may want back."""
+    every, checkpoint = config.algorithm.kl.update_reference_every, config.train.checkpoint
+    num_kept = checkpoint.keep * ceil(checkpoint.every / every) + 1 if every else 0
+    return ReferenceFiles(run_dir / "reference", every * config.train.updates_per_step, num_kept)
 
 
 def make_core(config: RunConfig, run_dir: Path, resume: Path | None) -> Core:
@@ -61,18 +78,43 @@ def make_role(
     resume: Path | None,
     engines: EnginePool | None = None,
     make_backend: MakeBackend = make_backend,
+    *,
+    first_step: int | None = None,
+    is_restart: bool = False,
 ) -> Role:
-    """The role called `name`, not yet started."""
+    """The role called `name`, not yet started. `is_restart`: an earlier one of the same run came to its end.
+
+    `first_step`: what is done already; by default what the checkpoint says.
+    """
+    if first_step is None:
+        first_step = read_step(resume) if resume else 0
     match name:
         case "rollout":
             assert engines is not None
-            return Rollout(config, bus, engines, read_step(resume) if resume else 0)
-        case "advantages":
-            return Advantages(name, config, bus)
+            return Rollout(config, bus, engines, first_step, is_restart=is_restart)
         case "actor":
-            return Actor(config, bus, run_dir, resume, make_backend)
+            return Actor(config, bus, run_dir, resume, make_backend, lambda backend: make_inside(config, backend, run_dir))
+    return ColumnRole(name, config, bus, make_column_maker(name, config, run_dir, first_step, make_backend))
+
+
+def make_column_maker(name: str, config: RunConfig, run_dir: Path, first_step: int, make_backend: MakeBackend) -> ColumnMaker:
+    """What the role called `name` computes, with a back end of its own if it needs one."""
+    match name:
+        case "advantages":
+            return Advantages(config)
         case "reference":
-            return LogprobRole(name, "ref_logprobs", config, bus, make_backend, follows_policy=False)
+            version = first_step * config.train.updates_per_step
+            return Reference(config, make_backend, reference_files(config, run_dir), version)
         case "actor_fwd":
-            return LogprobRole(name, "old_logprobs", config, bus, make_backend, follows_policy=True)
+            return PublishedPolicy(config, make_backend)
     raise AssertionError(f"no role is called {name!r}")
+
+
+def make_inside(config: RunConfig, backend: TrainBackend, run_dir: Path) -> Sequence[ColumnMaker]:
+    """What the actor computes itself, with its own back end."""
+    makers: dict[str, ColumnMaker] = {
+        "advantages": Advantages(config),
+        "reference": SwappedReference(backend, reference_files(config, run_dir)),
+        "actor_fwd": CurrentPolicy(backend),
+    }
+    return [makers[name] for name in in_actor(config)]

@@ -1,6 +1,7 @@
 """Held-out evaluation: greedy or sampled responses to the first rows of the eval data, scored by the run's own reward."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from relax.types import Sample, Sampling
 
 _EVAL_IDS = 1 << 40  # request ids of evaluation are apart from those of training groups
 _CONCURRENT_PROMPTS = 64
+_HOLDER, _WAIT_S = "evaluation", 60.0
 
 
 class Evaluation:
@@ -45,18 +47,29 @@ class Evaluation:
             step = await self.at(due)
 
     async def at(self, step: int) -> int:
-        """Waits until the engines hold `step` or a newer version, evaluates, and emits the metrics; returns that version."""
+        """Waits until the engines hold the policy of `step` or a newer one, evaluates, emits the metrics; returns that step."""
+        updates = self._run.train.updates_per_step
+        await self._wait(lambda: self._bus.wait_acknowledged(step * updates, wait_s=_WAIT_S))
+        await self._wait(
+            lambda: self._bus.hold_engines(_HOLDER, wait_s=_WAIT_S)
+        )  # one version answers all, where turns are taken
+        try:
+            versions = [stats.version for stats in (await self._engines.stats()).values() if stats.version >= 0]
+            # no engine answers while all of them are down: requests will wait for one
+            evaluated = min(versions, default=step * updates) // updates
+            metrics = await self.run(evaluated)
+        finally:
+            await self._bus.let_go(_HOLDER)
+        await self._bus.emit({"kind": "eval", "metrics": metrics})
+        return evaluated
+
+    @staticmethod
+    async def _wait(call: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await self._bus.wait_acknowledged(step, wait_s=60.0)
-                break
+                return await call()
             except WaitTimeout:
                 continue
-        versions = [stats.version for stats in (await self._engines.stats()).values()]
-        version = min(versions, default=step)  # no engine answers while all of them are down: requests will wait for one
-        metrics = await self.run(version)
-        await self._bus.emit({"kind": "eval", "metrics": metrics})
-        return version
 
     async def run(self, step: int) -> dict[str, Any]:
         """Metrics: `eval/accuracy` (mean reward), `eval/pass@k`, lengths, failures, and the policy versions that answered."""

@@ -1,64 +1,139 @@
-"""The reference and actor_fwd roles: log-probs of a policy that is not the one in training.
+"""Log-probs of policies that are not the one in training: the old (proximal) policy, and the reference.
 
-    consumes: rows with tokens                              waits for: rollout
-    produces: `ref_logprobs` or `old_logprobs`              unblocks:  actor
-
-The reference keeps the weights that the run began with. actor_fwd follows the published ones.
+| column | in a role of its own | inside the actor |
+|---|---|---|
+| `old_logprobs` | the newest published weights | the weights at the beginning of the step |
+| `ref_logprobs` | a back end of its own | the actor's back end, the weights swapped for the forward |
 """
 
-import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
-from relax.roles.role import MakeBackend, Role
+from relax.roles.columns import ColumnMaker
+from relax.roles.role import MakeBackend
 from relax.train.backend import TrainBackend, TrainBatch
-from relax.types import Ragged, WeightManifest
-from relax.weights.follower import follow
-
-_MAX_GROUPS = 32
+from relax.train.reference import ReferenceFiles
+from relax.types import Column, Ragged, WeightManifest
 
 
-class LogprobRole(Role):
-    """Fills `column` with the log-probs of its back end's weights."""
+def to_rows(columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> TrainBatch:
+    """The rows as a forward pass reads them."""
+    tokens, mask = columns["tokens"], columns["loss_mask"]
+    assert isinstance(tokens, Ragged)
+    assert isinstance(mask, Ragged)
+    return TrainBatch(tokens, mask, group_ids)
 
-    def __init__(
-        self, name: str, column: str, config: RunConfig, bus: TransferQueue, make_backend: MakeBackend, *, follows_policy: bool
-    ) -> None:
-        super().__init__(name, config, bus)
-        self.column, self.follows_policy, self._make_backend = column, follows_policy, make_backend
+
+class _Logprobs(ColumnMaker):
+    needs = ("tokens", "loss_mask")
+    max_groups = 32
+
+
+class PublishedPolicy(_Logprobs):
+    """`old_logprobs` under the newest published weights, with a back end of its own."""
+
+    column = "old_logprobs"
+    follows_policy = True
+
+    def __init__(self, config: RunConfig, make_backend: MakeBackend) -> None:
+        self._config, self._make_backend = config, make_backend
         self._backend: TrainBackend | None = None
-        self._lock = asyncio.Lock()  # weights never change in the middle of a forward
 
-    async def start(self) -> None:
-        self._backend = await asyncio.to_thread(self._make_backend, self.config)
+    def load(self) -> None:
+        self._backend = self._make_backend(self._config)
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._serve())
-            if self.follows_policy:
-                tasks.create_task(follow(self.bus, self.name, self._load))
-
-    async def _load(self, manifest: WeightManifest) -> float:
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
         assert self._backend is not None
-        async with self._lock:
-            return await asyncio.to_thread(self._backend.load_weights, manifest)
+        return self._backend.logprobs(to_rows(columns, group_ids))
 
-    async def _serve(self) -> None:
-        while True:
-            self.activity = "waiting for rows"
-            lease = await self.claim(("tokens", "loss_mask"), num_groups=_MAX_GROUPS)
-            self.activity = f"computing {len(lease.row_ids)} rows"
-            await self._compute(lease)
-
-    async def _compute(self, lease: Lease) -> None:
+    def adopt(self, manifest: WeightManifest) -> float:
         assert self._backend is not None
-        tokens, mask = lease.columns["tokens"], lease.columns["loss_mask"]
-        assert isinstance(tokens, Ragged)
-        assert isinstance(mask, Ragged)
-        batch = TrainBatch(tokens, mask, np.asarray(lease.group_ids, np.int64))
-        async with self._lock:
-            values = await asyncio.to_thread(self._backend.logprobs, batch)
-        await self.bus.write(lease.row_ids, {self.column: values})
-        await self.bus.ack([lease.lease_id])
+        difference = self._backend.load_weights(manifest)
+        self.version = manifest.version
+        return difference
+
+
+class Reference(_Logprobs):
+    """`ref_logprobs` with a back end of its own. `files`: where a reference that follows the policy keeps its weights."""
+
+    column = "ref_logprobs"
+    version: int = 0
+
+    def __init__(self, config: RunConfig, make_backend: MakeBackend, files: ReferenceFiles, first_version: int) -> None:
+        self._config, self._make_backend, self._files = config, make_backend, files
+        self._first_version = first_version
+        self._backend: TrainBackend | None = None
+        self.follows_policy = files.every > 0
+
+    def load(self) -> None:
+        self._backend = backend = self._make_backend(self._config)
+        self._files.begin(backend.weights())
+        self._go_to(self._first_version)
+
+    def _go_to(self, version: int) -> None:
+        """Back to the weights that the reference had when the policy was at `version`."""
+        assert self._backend is not None
+        found = self._files.back_to(version)
+        if found is not None:
+            self.version, weights = found
+            self._backend.put_weights(weights)
+
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
+        assert self._backend is not None
+        return self._backend.logprobs(to_rows(columns, group_ids))
+
+    def adopt(self, manifest: WeightManifest) -> float:
+        assert self._backend is not None
+        if manifest.version < self.version:
+            self._go_to(manifest.version)
+        elif self._files.is_due(self.version, manifest.version):
+            difference = self._backend.load_weights(manifest)
+            self.version = manifest.version
+            self._files.keep(self.version, self._backend.weights())
+            return difference
+        return 0.0
+
+
+class CurrentPolicy(_Logprobs):
+    """`old_logprobs` under the weights of the actor's back end: rows are computed before their step's first update."""
+
+    column = "old_logprobs"
+
+    def __init__(self, backend: TrainBackend) -> None:
+        self._backend = backend
+
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
+        return self._backend.logprobs(to_rows(columns, group_ids))
+
+
+class SwappedReference(_Logprobs):
+    """`ref_logprobs` with the actor's back end and a copy of the reference's weights, made before a checkpoint is loaded."""
+
+    column = "ref_logprobs"
+    version: int = 0
+
+    def __init__(self, backend: TrainBackend, files: ReferenceFiles) -> None:
+        self._backend, self._files = backend, files
+        self._weights: Mapping[str, Any] = {}
+
+    def load(self) -> None:
+        self._weights = {name: tensor.clone() for name, tensor in self._backend.weights().items()}
+        self._files.begin(self._weights)
+
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
+        return self._backend.logprobs(to_rows(columns, group_ids), self._weights)
+
+    def resumed(self, version: int) -> None:
+        found = self._files.back_to(version)
+        if found is not None:
+            self.version, self._weights = found
+
+    def published(self, version: int) -> None:
+        if self._files.is_due(self.version, version):
+            self.version = version
+            self._weights = {name: tensor.clone() for name, tensor in self._backend.weights().items()}
+            self._files.keep(version, self._weights)

@@ -1,10 +1,11 @@
 """The rollout role.
 
-    admit -> prompt of the ticket's issue number -> engines generate the group -> reward workers score it -> put_group
+    admit -> the ticket's prompt -> engines generate the group -> reward workers score it -> put_group
       waits for: a place within the staleness bound (training, weight sync), engines, reward workers, room in the queue
       unblocks:  advantages, reference, actor_fwd, actor
 
-A group that fails gives its place back and is counted; it never stops the run by itself, too many in a row do.
+A group that fails gives its place back and is counted; it never stops the run by itself, too many in a row do. A ticket that is
+void when its group is done (the trainer went back meanwhile) is forgotten: its prompt was issued again.
 """
 
 import asyncio
@@ -22,23 +23,28 @@ from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
-from relax.errors import BusGone, EngineError, RoleError, WaitTimeout
+from relax.errors import BusGone, EngineError, RoleError, StaleHandle, WaitTimeout
 from relax.rewards.pool import RewardPool
 from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
-from relax.types import Column, Outcome, Ragged, Sample, Sampling
+from relax.types import Column, Outcome, Ragged, Sample, Sampling, newest_version_only
 
 _REPORT_S = 0.2  # totals are sent this often at most, and every so often while groups come
 _HEARTBEAT_S = 1.0
 
 
 class Rollout(Role):
-    """Keeps as many groups in flight as the staleness bound and the engines' slots allow."""
+    """Keeps as many groups in flight as the staleness bound and the engines' slots allow.
 
-    def __init__(self, config: RunConfig, bus: TransferQueue, engines: EnginePool, first_step: int) -> None:
+    `first_step`: what is trained already; there is an evaluation before the next one unless `is_restart`.
+    """
+
+    def __init__(
+        self, config: RunConfig, bus: TransferQueue, engines: EnginePool, first_step: int, *, is_restart: bool = False
+    ) -> None:
         super().__init__("rollout", config, bus)
         self.engines = engines
-        self._first_step = first_step
+        self._first_step, self._is_restart = first_step, is_restart
         self.counts: Counter[str] = Counter()
         self._failed_in_a_row = 0
         self._filtered_in_a_row = 0
@@ -78,8 +84,9 @@ class Rollout(Role):
         evaluating = None
         try:
             if self._evaluation is not None:
-                self.activity = "evaluating before training"
-                await self._evaluation.at(self._first_step)
+                if not self._is_restart:
+                    self.activity = "evaluating before training"
+                    await self._evaluation.at(self._first_step)
                 evaluating = asyncio.create_task(self._evaluation.follow(self._first_step))
             while True:
                 free = self.max_groups_in_flight() - len(groups)
@@ -138,18 +145,23 @@ class Rollout(Role):
         return pending
 
     async def _group(self, ticket: Ticket) -> None:
+        try:
+            await self._generate(ticket)
+        except StaleHandle:
+            self.counts["groups/void"] += 1
+
+    async def _generate(self, ticket: Ticket) -> None:
         assert self._source is not None
         assert self._renderer is not None
         assert self._rewards is not None
         rollout, issue = self.config.rollout, ticket.issue
-        prompt = self._source.prompt(issue)
-        prompt_ids = self._renderer.prompt_ids(prompt)
+        prompt = self._source.prompt(ticket.prompt)
         try:
             samples = await play_single_turn(
                 prompt=prompt,
                 group_id=issue,
-                prompt_ids=prompt_ids,
-                seeds=sample_seeds(self.config.run.seed, issue, rollout.group_size),
+                prompt_ids=self._renderer.prompt_ids(prompt),
+                seeds=sample_seeds(self.config.run.seed, ticket.prompt, rollout.group_size),
                 sampling=Sampling(rollout.max_new_tokens, rollout.temperature, stop=rollout.stop),
                 generate=self.engines.generate,
                 score=self._rewards.score,
@@ -171,9 +183,13 @@ class Rollout(Role):
             await self._filtered(issue, kept[0].reward)
             return
         self._filtered_in_a_row = 0
+        if rollout.mask_older_versions:
+            for sample in kept:
+                sample.loss_mask = newest_version_only(sample.loss_mask, sample.versions)
         await self._record(ticket, kept)
         await self._put(issue, kept)
         self.counts["groups"] += 1
+        self.progress += 1
         if asyncio.get_running_loop().time() - self._reported >= _REPORT_S:
             await self._report()
 
@@ -197,6 +213,7 @@ class Rollout(Role):
 
     async def _filtered(self, issue: int, reward: float | None) -> None:
         self.counts["groups/filtered"] += 1
+        self.progress += 1
         self._filtered_in_a_row += 1
         await self.bus.forfeit(issue, "filtered", f"every reward is {reward}")
         limit = self.config.rollout.max_filtered_in_a_row
@@ -230,19 +247,22 @@ class Rollout(Role):
         return super().status() | {"counts": dict(self.counts)}
 
 
-def sample_seeds(run_seed: int, issue: int, group_size: int) -> list[int]:
-    """A 63-bit seed for each sample of a group, fixed by the run's seed, the issue number and the index in the group."""
-    digests = (hashlib.blake2b(f"{run_seed}/{issue}/{index}".encode(), digest_size=8).digest() for index in range(group_size))
+def sample_seeds(run_seed: int, prompt: int, group_size: int) -> list[int]:
+    """A 63-bit seed for each sample of a group, fixed by the run's seed, the prompt's number and the index in the group."""
+    digests = (hashlib.blake2b(f"{run_seed}/{prompt}/{index}".encode(), digest_size=8).digest() for index in range(group_size))
     return [int.from_bytes(digest, "little") >> 1 for digest in digests]
 
 
 def to_columns(samples: Sequence[Sample]) -> dict[str, Column]:
-    """The columns that the rollout writes: per-token ones ragged, `versions` the oldest trained version of each row."""
+    """The columns that the rollout writes: per-token ones ragged; `versions` and `newest_versions`: of each row's trained
+    tokens; `segments`: for each row the runs of equal versions as `[start, version]`."""
     return {
         "tokens": Ragged.pack([np.asarray(s.tokens, np.int32) for s in samples]),
         "loss_mask": Ragged.pack([np.asarray(s.loss_mask, np.uint8) for s in samples]),
         "rollout_logprobs": Ragged.pack([np.asarray(s.rollout_logprobs, np.float32) for s in samples]),
         "versions": np.asarray([s.oldest_version for s in samples], np.int64),
+        "newest_versions": np.asarray([s.newest_version for s in samples], np.int64),
+        "segments": [[[segment.start, segment.version] for segment in s.versions] for s in samples],
         "reward": np.asarray([s.reward for s in samples], np.float64),
         "outcome": [str(s.outcome) for s in samples],
     }

@@ -7,16 +7,19 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from relax.bus.transfer_queue import Lease
+from relax.roles.rows import Rows, token_versions
 from relax.train.backend import StepSums
-from relax.types import Outcome, Ragged
+from relax.types import Outcome
 
 
 class StepMetrics:
-    """Rewards, lengths, ages and outcomes over the step's rows, and the seconds spent by kind of work."""
+    """Rewards, lengths, ages and outcomes over the step's rows, and the seconds spent by kind of work.
 
-    def __init__(self, step: int, started: float) -> None:
-        self.step = step
+    `version`: of the policy in the step's last update, which the ages are counted to.
+    """
+
+    def __init__(self, step: int, version: int, started: float) -> None:
+        self.step, self.version = step, version
         self.sums = StepSums()
         self._started = started
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -24,6 +27,7 @@ class StepMetrics:
         self._groups: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
         self._ages: list[np.ndarray] = []
+        self._num_segments: list[np.ndarray] = []
         self._outcomes: Counter[str] = Counter()
 
     @contextmanager
@@ -35,17 +39,17 @@ class StepMetrics:
         finally:
             self._seconds[kind] += time.perf_counter() - started
 
-    def add_lease(self, lease: Lease) -> None:
-        """Takes in the rows of one claim."""
-        mask = lease.columns["loss_mask"]
-        assert isinstance(mask, Ragged)
-        self._lengths.append(np.add.reduceat(mask.values.astype(np.int64), mask.offsets[:-1]))
-        self._rewards.append(np.asarray(lease.columns["reward"], np.float64))
-        self._groups.append(np.asarray(lease.group_ids, np.int64))
-        self._ages.append(self.step - np.asarray(lease.columns["versions"], np.int64))
-        outcomes = lease.columns["outcome"]
-        assert isinstance(outcomes, list)
-        self._outcomes.update(str(outcome) for outcome in outcomes)
+    def add_rows(self, rows: Rows) -> None:
+        """Takes in rows as they are trained."""
+        mask = rows.ragged("loss_mask")
+        trained = mask.values != 0
+        self._lengths.append(np.add.reduceat(trained.astype(np.int64), mask.offsets[:-1]))
+        versions = np.where(trained, token_versions(rows.values("segments"), mask.offsets), self.version)
+        self._ages.append(self.version - np.minimum.reduceat(versions, mask.offsets[:-1]))
+        self._num_segments.append(np.array([len(segments) for segments in rows.values("segments")]))
+        self._rewards.append(np.asarray(rows.columns["reward"], np.float64))
+        self._groups.append(rows.group_ids)
+        self._outcomes.update(str(outcome) for outcome in rows.values("outcome"))
 
     def finish(self, finished: Mapping[str, float], now: float) -> dict[str, float | int]:
         """Every metric of the step by name; times in seconds. `step` counts finished steps, from 1."""
@@ -67,6 +71,7 @@ class StepMetrics:
             "response/truncated_fraction": self._outcomes[Outcome.TRUNCATED] / len(rewards),
             "age/mean": float(ages.mean()),
             "age/max": int(ages.max()),
+            "age/mixed_fraction": float((np.concatenate(self._num_segments) > 1).mean()),
             "samples": len(rewards),
             "tokens/trained": int(lengths.sum()),
             "samples_per_s": len(rewards) / step_s,

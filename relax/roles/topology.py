@@ -1,8 +1,34 @@
-"""Which roles a run needs and what each of them reads: the only place that knows the modes."""
+"""Which roles a run needs, where they run and what each of them reads: the only place that knows the modes.
+
+| mode | forwards and advantages | engines while the actor trains |
+|---|---|---|
+| `colocate` | inside the actor | asleep: the devices are shared, in turns |
+| `hybrid` | inside the actor | generating |
+| `fully_async` | roles of their own, streaming | generating |
+"""
 
 from dataclasses import dataclass
+from math import ceil
 
 from relax.config.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What a mode means. `has_services`: columns come from roles of their own, else the actor computes them;
+    `takes_turns`: engines and actor share their devices, one at a time."""
+
+    has_services: bool
+    takes_turns: bool
+
+
+MODES = {
+    "colocate": Mode(has_services=False, takes_turns=True),
+    "hybrid": Mode(has_services=False, takes_turns=False),
+    "fully_async": Mode(has_services=True, takes_turns=False),
+}
+
+_NUM_PARTS = 4  # a step's groups reach the actor in about so many parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,33 +42,56 @@ class RoleSpec:
     num_threads: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """How the actor takes a step's groups: `at_least` to `at_most` at a time; it computes on `part` of them at once."""
+
+    at_least: int
+    at_most: int
+    part: int
+
+
+def mode_of(config: RunConfig) -> Mode:
+    """What `resources.mode` means."""
+    return MODES[config.resources.mode]
+
+
+def column_makers(config: RunConfig) -> dict[str, str]:
+    """Who computes columns between rollout and actor, and why: role name -> reason. Useless ones are left out."""
+    algorithm = config.algorithm
+    makers = {"advantages": f"turns rewards into advantages ({algorithm.type})"}
+    if algorithm.kl.coef > 0:
+        makers["reference"] = f"algorithm.kl.coef = {algorithm.kl.coef} needs reference log-probs"
+    if algorithm.old_logprobs == "recompute":
+        makers["actor_fwd"] = 'algorithm.old_logprobs = "recompute" needs the proximal policy'
+    return makers
+
+
 def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     """The roles that this configuration has a use for, in the order in which they start."""
-    resources, algorithm = config.resources, config.algorithm
-    specs = [
-        RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue"),
-        RoleSpec("advantages", f"turns rewards into advantages ({algorithm.type})"),
+    resources, mode = config.resources, mode_of(config)
+    inside = in_actor(config)
+    also = f"; computes {', '.join(inside)} itself" if inside else ""
+    specs = [RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue")]
+    if mode.has_services:
+        for name, reason in column_makers(config).items():
+            specs.append(RoleSpec(name, reason, 0.0, 0.0 if name == "advantages" else resources.reference_gpus))
+    share = 0.5 if mode.takes_turns else 1.0
+    specs.append(
         RoleSpec(
             "actor",
-            "trains the policy and publishes its weights",
-            resources.actor_cpus,
-            resources.actor_gpus,
+            "trains the policy and publishes its weights" + also,
+            share * resources.actor_cpus,
+            share * resources.actor_gpus,
             config.train.backend.num_threads,
-        ),
-    ]
-    if algorithm.kl.coef > 0:
-        specs.append(
-            RoleSpec(
-                "reference", f"algorithm.kl.coef = {algorithm.kl.coef} needs reference log-probs", 0.0, resources.reference_gpus
-            )
         )
-    if algorithm.old_logprobs == "recompute":
-        specs.append(
-            RoleSpec(
-                "actor_fwd", 'algorithm.old_logprobs = "recompute" needs the proximal policy', 0.0, resources.reference_gpus
-            )
-        )
+    )
     return tuple(specs)
+
+
+def in_actor(config: RunConfig) -> tuple[str, ...]:
+    """The column makers that run inside the actor."""
+    return () if mode_of(config).has_services else tuple(column_makers(config))
 
 
 def engine_names(config: RunConfig) -> tuple[str, ...]:
@@ -50,11 +99,36 @@ def engine_names(config: RunConfig) -> tuple[str, ...]:
     return tuple(f"engine-{index}" for index in range(config.rollout.num_engines))
 
 
+def engine_devices(config: RunConfig) -> tuple[float, float]:
+    """CPUs and GPUs that Ray sets aside for each engine: where it takes turns, its part of the actor's own."""
+    resources = config.resources
+    if mode_of(config).takes_turns:
+        share = 0.5 / config.rollout.num_engines
+        return share * resources.actor_cpus, share * resources.actor_gpus
+    return resources.engine_cpus, resources.engine_gpus
+
+
+def takes_turns(config: RunConfig) -> bool:
+    """Whether engines give their weights up while the actor trains."""
+    return mode_of(config).takes_turns
+
+
 def actor_columns(config: RunConfig) -> tuple[str, ...]:
-    """The columns that a row needs before the actor may train on it."""
-    columns = ["tokens", "loss_mask", "rollout_logprobs", "advantages", "versions", "reward", "outcome"]
-    if config.algorithm.kl.coef > 0:
-        columns.append("ref_logprobs")
-    if config.algorithm.old_logprobs == "recompute":
-        columns.append("old_logprobs")
+    """The columns that a row needs before the actor may take it."""
+    columns = ["tokens", "loss_mask", "rollout_logprobs", "versions", "segments", "reward", "outcome"]
+    if mode_of(config).has_services:
+        made = {"advantages": "advantages", "reference": "ref_logprobs", "actor_fwd": "old_logprobs"}
+        columns += [made[name] for name in column_makers(config)]
     return tuple(columns)
+
+
+def actor_claims(config: RunConfig) -> Claims:
+    """A whole step at once where the actor waits for its turn. Parts of fixed size where sums must not depend on timing. Else
+    whatever is ready, but not single groups, whose micro-batches would be small and slow."""
+    size = config.rollout.prompts_per_step
+    part = ceil(size / _NUM_PARTS)
+    if mode_of(config).takes_turns:
+        return Claims(size, size, part)
+    if config.run.deterministic:
+        return Claims(part, part, part)
+    return Claims(min(4, part), size, size)

@@ -16,7 +16,9 @@ from relax.types import Ragged, WeightManifest
 class TrainBatch:
     """N samples, ragged. Each per-token column has the lengths of `tokens`; entry 0 of a sample is never trained.
 
-    `tokens` int32, `loss_mask` uint8, `advantages`, `rollout_logprobs`, `old_logprobs`, `ref_logprobs` float32.
+    `tokens` int32, `loss_mask` uint8; float32 `advantages`, `rollout_logprobs`, `old_logprobs`, `ref_logprobs`,
+    `teacher_logprobs`; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 `[T, K]`: the teacher's most likely tokens at
+    each place; `values` and `returns` float32 for a critic.
     `group_ids [N]` int64: samples of a group share their prompt, which is computed once.
     """
 
@@ -27,6 +29,11 @@ class TrainBatch:
     advantages: Ragged | None = None
     old_logprobs: Ragged | None = None
     ref_logprobs: Ragged | None = None
+    teacher_logprobs: Ragged | None = None
+    teacher_top_ids: Ragged | None = None
+    teacher_top_logprobs: Ragged | None = None
+    values: Ragged | None = None
+    returns: Ragged | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,12 +82,19 @@ class TrainBackend(Protocol):
         """Ends the step; returns `grad_norm`, `lr` and `skipped` (1.0 when a non-finite gradient was thrown away)."""
         ...
 
-    def logprobs(self, batch: TrainBatch) -> Ragged:
-        """Log-probs `[T]` float32 of each sample's trained tokens at the sampling temperature, without gradients; else 0."""
+    def logprobs(self, batch: TrainBatch, weights: Mapping[str, Any] | None = None) -> Ragged:
+        """Log-probs `[T]` float32 of each sample's trained tokens at the sampling temperature, without gradients; else 0.
+
+        `weights`: compute with these in place of its own, which are back in place, bit by bit, afterwards.
+        """
         ...
 
     def weights(self) -> Mapping[str, Any]:
         """The current weights (torch tensors) by Hugging Face name, a tied tensor under one name."""
+        ...
+
+    def put_weights(self, weights: Mapping[str, Any]) -> None:
+        """Copies tensors, by Hugging Face name, in place of its own weights; for roles that only score."""
         ...
 
     def load_weights(self, manifest: WeightManifest) -> float:

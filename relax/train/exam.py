@@ -54,7 +54,9 @@ class Exam:
             await self._bus.subscribe(_NAME)
             self._is_started = True
         await self._publisher.publish(self._publisher.snapshot(version, backend.weights(), backend.canary()))
-        await self._engine.load_weights(await self._bus.next_manifest(_NAME, version - 1, wait_s=60.0))
+        manifest = await self._bus.next_manifest(_NAME, wait_s=60.0)
+        assert manifest is not None, "nobody recalls the weights of an exam"
+        await self._engine.load_weights(manifest)
         await self._bus.acknowledge(_NAME, version)
         count = min(self._config.num_prompts, len(self._prompts))
         groups = await asyncio.gather(*(self._answer(row) for row in range(count)))

@@ -50,7 +50,7 @@ class Optimizer:
 
         A count of 0 leaves weights and moments as they are, as does a gradient that is not finite; the schedule moves on.
         """
-        lr = self._config.lr * lr_factor(self._config, self.step_index)
+        lr = self._config.lr * lr_factor(self._config, self.step_index // self._config.updates_per_step)
         self.step_index += 1
         grads = [m.grad for m in self._masters if m.grad is not None]
         norm, skipped = 0.0, 0.0

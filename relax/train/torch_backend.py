@@ -122,14 +122,26 @@ class TorchBackend:
             self._forward.flush()
 
     @torch.no_grad()
-    def logprobs(self, batch: TrainBatch) -> Ragged:
-        """Log-probs at the sampling temperature of the tokens that `batch.loss_mask` names; 0 for the others."""
-        return self._score(batch, self._config.rollout.temperature)
+    def logprobs(self, batch: TrainBatch, weights: Mapping[str, Tensor] | None = None) -> Ragged:
+        """Log-probs at the sampling temperature of the tokens that `batch.loss_mask` names; 0 for the others.
+
+        With `run.deterministic` each group is a pass of its own: its bits do not depend on the others in the batch.
+        """
+        if weights is None:
+            return self._score(batch, self._config.rollout.temperature)
+        before = {name: tensor.clone() for name, tensor in self.weights().items()}
+        self._write(weights)
+        try:
+            return self._score(batch, self._config.rollout.temperature)
+        finally:
+            self._write(before)
 
     def _score(self, batch: TrainBatch, temperature: float) -> Ragged:
         values = np.zeros(len(batch.tokens.values), np.float32)
-        for micro in self._micro_batches(batch, find_groups(batch.tokens, batch.loss_mask, batch.group_ids)):
-            values[micro.targets] = self._logprobs(micro, temperature, with_entropy=False)[0].cpu().numpy()
+        groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+        for part in [[group] for group in groups] if self._config.run.deterministic else [groups]:
+            for micro in self._micro_batches(batch, part):
+                values[micro.targets] = self._logprobs(micro, temperature, with_entropy=False)[0].cpu().numpy()
         return Ragged(values, batch.tokens.offsets)
 
     def _micro_batches(self, batch: TrainBatch, groups: list[Group]) -> Iterator[MicroBatch]:
@@ -137,17 +149,23 @@ class TorchBackend:
         for part in plan(groups, min(budget, _CPU_TOKENS) if self.device.type == "cpu" else budget):
             yield pack(batch.tokens, batch.loss_mask, part)
 
-    def _logprobs(self, micro: MicroBatch, temperature: float, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Log-probs `[S]` and, if wanted, entropies `[S]` of a micro-batch's trained tokens."""
+    def _logprobs(
+        self, micro: MicroBatch, temperature: float, with_entropy: bool = True, others: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and, if wanted, entropies of a micro-batch's trained tokens `[S]`, followed by those of `others [S, K]`,
+        other tokens at the same places, flat."""
         device = self.device
         hidden = self._hidden(micro)
         places, rows = np.unique(micro.sources, return_inverse=True)
-        targets = torch.from_numpy(micro.target_ids).to(device)
+        targets, of_rows = torch.from_numpy(micro.target_ids).to(device), torch.from_numpy(rows.reshape(-1)).to(device)
+        if others is not None:
+            targets = torch.cat((targets, others.reshape(-1)))
+            of_rows = torch.cat((of_rows, of_rows.repeat_interleave(others.shape[1])))
         return token_logprobs(
             hidden[torch.from_numpy(places).to(device)],
             self._forward.head,
             targets,
-            torch.from_numpy(rows.reshape(-1)).to(device),
+            of_rows,
             temperature=temperature,
             chunk=self._config.train.logprob_chunk,
             with_entropy=with_entropy,
@@ -160,16 +178,22 @@ class TorchBackend:
                 return None
             return torch.from_numpy(ragged.values[micro.targets].astype(np.float32)).to(self.device)
 
-        logprobs, entropy = self._logprobs(micro, self._config.rollout.temperature)
+        top_ids, count = None, len(micro.targets)
+        if batch.teacher_top_ids is not None:
+            top_ids = torch.from_numpy(batch.teacher_top_ids.values[micro.targets].astype(np.int64)).to(self.device)
+        logprobs, entropy = self._logprobs(micro, self._config.rollout.temperature, others=top_ids)
         return TrainedTokens(
-            logprobs,
+            logprobs[:count],
             torch.from_numpy(micro.samples).to(self.device),
             len(micro.rows),
             advantages=column(batch.advantages),
             old=column(batch.old_logprobs),
             rollout=column(batch.rollout_logprobs),
             ref=column(batch.ref_logprobs),
-            entropy=entropy,
+            entropy=None if entropy is None else entropy[:count],
+            teacher=column(batch.teacher_logprobs),
+            top=None if top_ids is None else logprobs[count:].view_as(top_ids),
+            top_teacher=column(batch.teacher_top_logprobs),
         )
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -190,6 +214,16 @@ class TorchBackend:
         batch = TrainBatch(Ragged.pack([tokens]), Ragged.pack([mask]), np.zeros(1, np.int64))
         return tuple(self._score(batch, 1.0).values[1:].tolist())
 
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        _copy(weights, self.weights())
+        self._weights_changed()
+
+    @torch.no_grad()
+    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes these tensors' values in place of its own."""
+        self._write(weights)
+        self._optimizer.reload()
+
     @torch.no_grad()
     def load_weights(self, manifest: WeightManifest) -> float:
         """Takes a published version, proven by digest and canary; returns the canary's largest log-prob difference.
@@ -206,13 +240,11 @@ class TorchBackend:
             if given[name].shape != tensor.shape:
                 raise WeightSyncError(f"{name}: published with shape {tuple(given[name].shape)}, wanted {tuple(tensor.shape)}")
         before = {name: tensor.clone() for name, tensor in own.items()}
-        _copy(given, own)
-        self._weights_changed()
+        self._write(given)
         found = self._canary_logprobs(np.asarray(manifest.canary_tokens, np.int32))
         difference = float(np.max(np.abs(np.subtract(found, manifest.canary_logprobs))))
         if not difference <= _CANARY_TOLERANCE[self._config.model.dtype]:
-            _copy(before, own)
-            self._weights_changed()
+            self._write(before)
             raise WeightSyncError(f"version {manifest.version}: the canary's log-probs differ by {difference:.4g}")
         self._optimizer.reload()
         return difference
@@ -253,8 +285,7 @@ class TorchBackend:
         own = self.weights()
         if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in own.items()}:
             raise CheckpointError(f"{folder}: its tensors are not those of model.path = {self._config.model.path!r}")
-        _copy(saved, own)
-        self._weights_changed()
+        self._write(saved)
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and "cuda_rng" in state:
@@ -274,6 +305,8 @@ class TorchBackend:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+            for file in folder.glob("*.safetensors"):
+                file.chmod(0o644)  # written readable by its owner alone, unlike the files beside it
         except (OSError, RuntimeError, SafetensorError) as error:  # each writer has its own words for a full disk
             raise ModelError(f"{folder}: the model cannot be exported: {error}") from error
 

@@ -52,7 +52,7 @@ def test_a_role_is_named_with_the_reason_for_it(small_run, override, role, start
         (["algorithm.type=rloo"], "advantage", "reward - mean of the other members of its group"),
         (["algorithm.type=dr_grpo"], "mean", "rollout.max_new_tokens (24)"),
         (["algorithm.clip_high=0.28"], "loss", "[0.8, 1.28]"),
-        (["algorithm.correction.type=tis"], "loss", "min(trainer / engine probability, 2)"),
+        (["algorithm.correction.type=tis", "algorithm.old_logprobs=recompute"], "loss", "min(trainer / engine probability, 2)"),
         (["algorithm.kl.coef=0.01"], "KL", "+ 0.01 x k3"),
         (["train.schedule=cosine", "train.lr=1e-4", "train.warmup_steps=2"], "learning rate", "0 to 0.0001 over 2 step(s)"),
         (["train.schedule=cosine", "train.lr=1e-4", "train.min_lr_ratio=0.5"], "learning rate", "down to 5e-05 at step 10"),

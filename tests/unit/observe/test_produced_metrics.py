@@ -8,16 +8,18 @@ import torch
 
 from relax.algorithms.objective import TrainedTokens
 from relax.algorithms.ppo_clip import PPOClip
-from relax.bus.transfer_queue import Lease
 from relax.config.algorithm import GRPOConfig
 from relax.control.step_row import StepRow
 from relax.observe.metrics import METRICS, describe
 from relax.roles.evaluation import summarise
+from relax.roles.rows import Rows
 from relax.roles.step_metrics import StepMetrics
 from relax.train.backend import StepSums
 from relax.types import Outcome, Ragged, Sample, VersionSegment
 
-ROLLOUT_COUNTS = Counter({"groups": 2, "groups/failed": 1, "groups/filtered": 1, "outcome/ok": 3, "tokens/generated": 9})
+ROLLOUT_COUNTS = Counter(
+    {"groups": 2, "groups/failed": 1, "groups/filtered": 1, "groups/void": 1, "outcome/ok": 3, "tokens/generated": 9}
+)
 OPTIMIZER = {"grad_norm": 1.0, "lr": 1e-3, "skipped": 0.0}
 PUBLICATION = {"publish/snapshot_s", "publish/digest_s", "publish/bytes", "publish/buffers"}
 
@@ -38,10 +40,15 @@ def objective_metrics():
 
 
 def step_row():
-    metrics = StepMetrics(3, started=0.0)
+    metrics = StepMetrics(3, version=3, started=0.0)
     mask = Ragged.pack([np.array([0, 1, 1], np.uint8), np.array([0, 1], np.uint8)])
-    columns = {"loss_mask": mask, "reward": np.array([1.0, 0.0]), "versions": np.array([2, 3]), "outcome": ["ok", "truncated"]}
-    metrics.add_lease(Lease("l", "actor", (0, 1), (0, 0), columns, 1.0))
+    columns = {
+        "loss_mask": mask,
+        "reward": np.array([1.0, 0.0]),
+        "segments": [[[1, 2]], [[1, 3]]],
+        "outcome": ["ok", "truncated"],
+    }
+    metrics.add_rows(Rows(columns, np.zeros(2, np.int64)))
     metrics.sums = objective_metrics()
     row = StepRow()
     row.rollout({"counts": ROLLOUT_COUNTS, "waited_s": 1.0})

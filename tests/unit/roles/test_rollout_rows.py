@@ -1,4 +1,4 @@
-"""What the rollout writes: seeds fixed by (run, issue, index), columns aligned, the oldest trained version of each row."""
+"""What the rollout writes: seeds fixed by (run, prompt, index), columns aligned, the oldest trained version of each row."""
 
 import numpy as np
 from hypothesis import given
@@ -9,12 +9,12 @@ from relax.types import Outcome, Ragged, Sample, VersionSegment
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40))
-def test_seeds_are_fixed_and_differ(run_seed: int, issue: int) -> None:
-    seeds = sample_seeds(run_seed, issue, 16)
-    assert seeds == sample_seeds(run_seed, issue, 16)
-    assert seeds[:4] == sample_seeds(run_seed, issue, 4)
+def test_seeds_are_fixed_and_differ(run_seed: int, prompt: int) -> None:
+    seeds = sample_seeds(run_seed, prompt, 16)
+    assert seeds == sample_seeds(run_seed, prompt, 16)
+    assert seeds[:4] == sample_seeds(run_seed, prompt, 4)
     assert len(set(seeds)) == 16
-    assert seeds != sample_seeds(run_seed, issue + 1, 16)
+    assert seeds != sample_seeds(run_seed, prompt + 1, 16)
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
@@ -32,5 +32,7 @@ def test_columns_keep_rows_and_the_oldest_trained_version() -> None:
     assert isinstance(tokens, Ragged)
     assert [row.tolist() for row in (tokens[0], tokens[1])] == [[5, 6, 7], [5, 6, 8, 9]]
     assert np.asarray(columns["versions"]).tolist() == [4, 5]
+    assert np.asarray(columns["newest_versions"]).tolist() == [4, 6]
+    assert columns["segments"] == [[[0, 1], [2, 4]], [[2, 5], [3, 6]]]
     assert columns["outcome"] == ["ok", "truncated"]
     assert np.asarray(columns["reward"]).tolist() == [1.0, 0.0]

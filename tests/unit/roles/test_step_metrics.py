@@ -3,23 +3,24 @@
 import numpy as np
 import pytest
 
-from relax.bus.transfer_queue import Lease
+from relax.roles.rows import Rows
 from relax.roles.step_metrics import StepMetrics
 from relax.types import Ragged
 
 
-def _lease(rewards: list[float], groups: list[int], lengths: list[int], versions: list[int], outcomes: list[str]) -> Lease:
+def _rows(rewards: list[float], groups: list[int], lengths: list[int], versions: list[int], outcomes: list[str]) -> Rows:
     mask = Ragged.pack([np.array([0, *[1] * n], np.uint8) for n in lengths])
-    columns = {"loss_mask": mask, "reward": np.array(rewards), "versions": np.array(versions, np.int64), "outcome": outcomes}
-    return Lease("l", "actor", tuple(range(len(groups))), tuple(groups), columns, 1.0)
+    segments = [[[1, version]] for version in versions]
+    columns = {"loss_mask": mask, "reward": np.array(rewards), "segments": segments, "outcome": outcomes}
+    return Rows(columns, np.array(groups, np.int64))
 
 
 def test_split_into_leases_changes_nothing() -> None:
     rows = ([1.0, 0.0, 1.0, 1.0], [4, 4, 9, 9], [3, 5, 2, 7], [6, 6, 5, 7], ["ok", "truncated", "ok", "ok"])
-    whole, split = StepMetrics(7, 0.0), StepMetrics(7, 0.0)
-    whole.add_lease(_lease(*rows))
-    split.add_lease(_lease(*(column[:2] for column in rows)))
-    split.add_lease(_lease(*(column[2:] for column in rows)))
+    whole, split = StepMetrics(7, 7, 0.0), StepMetrics(7, 7, 0.0)
+    whole.add_rows(_rows(*rows))
+    split.add_rows(_rows(*(column[:2] for column in rows)))
+    split.add_rows(_rows(*(column[2:] for column in rows)))
     finished = whole.finish({"lr": 0.1}, 2.0), split.finish({"lr": 0.1}, 2.0)
     keys = set(finished[0]) - {"train_s"}
     assert {k: finished[0][k] for k in keys} == {k: finished[1][k] for k in keys}

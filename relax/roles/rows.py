@@ -1,0 +1,76 @@
+"""Claimed rows on their way into training: cut into parts, masked where too old, turned into a batch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax.bus.columns import slice_rows
+from relax.train.backend import TrainBatch
+from relax.types import Column, Ragged
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """N rows of whole groups, one group after the other; `group_ids [N]`."""
+
+    columns: dict[str, Column]
+    group_ids: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.group_ids)
+
+    @property
+    def num_groups(self) -> int:
+        return len(np.unique(self.group_ids))
+
+    def ragged(self, name: str) -> Ragged:
+        """A per-token column; it has to be there."""
+        column = self.columns[name]
+        assert isinstance(column, Ragged), f"{name} is not a column of tokens"
+        return column
+
+    def values(self, name: str) -> list[Any]:
+        """A column of JSON values; it has to be there."""
+        column = self.columns[name]
+        assert isinstance(column, list), f"{name} is not a column of JSON values"
+        return column
+
+    def parts(self, num_groups: int) -> Iterator["Rows"]:
+        """The rows of `num_groups` groups after another, the last part with what is left."""
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(self.group_ids)) + 1, [len(self)]))
+        cuts = [*starts[:-1:num_groups].tolist(), len(self)]
+        for start, end in pairwise(cuts):
+            columns = {name: slice_rows(column, start, end) for name, column in self.columns.items()}
+            yield Rows(columns, self.group_ids[start:end])
+
+    def masked_before(self, version: int) -> "Rows":
+        """Without the tokens that were sampled under older policies than `version` in the loss."""
+        mask = self.ragged("loss_mask")
+        keep = token_versions(self.values("segments"), mask.offsets) >= version
+        return Rows(self.columns | {"loss_mask": Ragged(mask.values * keep, mask.offsets)}, self.group_ids)
+
+    def to_batch(self) -> TrainBatch:
+        """The rows as the back end reads them."""
+        optional = {
+            name: self.ragged(name)
+            for name in ("rollout_logprobs", "advantages", "old_logprobs", "ref_logprobs")
+            if name in self.columns
+        }
+        return TrainBatch(self.ragged("tokens"), self.ragged("loss_mask"), self.group_ids, **optional)
+
+
+def token_versions(segments: Sequence[Sequence[Sequence[int]]], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The policy version of each token, flat; before a row's first segment, where nothing is trained, that of the first one.
+
+    `segments`: for each row a list of `[start, version]`.
+    """
+    versions = np.zeros(int(offsets[-1]), np.int64)
+    for row, pairs in enumerate(segments):
+        begin, end = int(offsets[row]), int(offsets[row + 1])
+        for index, (start, version) in enumerate(pairs):
+            versions[begin + (start if index else 0) : end] = version
+    return versions
