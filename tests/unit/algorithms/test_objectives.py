@@ -1,97 +1,43 @@
-"""Every objective of the table: against a plain loop, and that no split of the batch changes anything."""
+"""Every loss of the table: against a plain loop, and that no split of the batch changes anything."""
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from loop_losses import loop_loss
+from loss_cases import BUDGET, CASES, POLICY_CASES, SETTINGS, case_id, gradients, leaves, make_tokens, part
 
-from relax.algorithms.kl import kl_estimate
 from relax.algorithms.objective import TrainedTokens
-from relax.algorithms.table import ALGORITHMS, make_objective
-from relax.config.algorithm import CorrectionConfig, DrGRPOConfig, GRPOConfig, KLConfig, RLOOConfig
+from relax.algorithms.table import ALGORITHMS, OBJECTIVES, make_objective
+from relax.config.algorithm import CISPOConfig, GRPOConfig, GSPOConfig, OPDFullConfig, ReinforceConfig, SAPOConfig
 
-torch.set_num_threads(1)
-
-BUDGET = 7
-FULL = {"kl": KLConfig(coef=0.3), "entropy_coef": 0.2, "correction": CorrectionConfig(type="tis", cap=1.1)}
-SETTINGS = {
-    "grpo": [GRPOConfig(), GRPOConfig(aggregation="sequence_mean"), GRPOConfig(old_logprobs="recompute", **FULL)],
-    "dr_grpo": [DrGRPOConfig(), DrGRPOConfig(old_logprobs="current", **FULL)],
-    "rloo": [RLOOConfig(clip_low=0.1, clip_high=0.3), RLOOConfig(old_logprobs="recompute", kl=KLConfig(coef=1.0, kind="k2"))],
-}
-CASES = [config for name in ALGORITHMS for config in SETTINGS[name]]  # a new line of the table needs its settings here
-every_case = pytest.mark.parametrize("config", CASES, ids=lambda c: f"{c.type}-{c.old_logprobs}-kl{c.kl.coef}")
+every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
+every_policy = pytest.mark.parametrize("case", POLICY_CASES, ids=case_id)
 
 
-def make_tokens(lengths, seed=0):
-    """Float64 tokens of samples with `lengths` trained tokens each; `logprobs` and `entropy` are leaves."""
-    generator = torch.Generator().manual_seed(seed)
-    count = sum(lengths)
-
-    def normal(scale, shift=0.0):
-        return torch.randn(count, generator=generator, dtype=torch.float64) * scale + shift
-
-    logprobs = normal(0.5, -1.5)
-    return TrainedTokens(
-        logprobs.requires_grad_(),
-        torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        len(lengths),
-        advantages=normal(1.0),
-        old=logprobs.detach() + normal(0.2),
-        rollout=logprobs.detach() + normal(0.3),
-        ref=logprobs.detach() + normal(0.4),
-        entropy=normal(0.3, 2.0).requires_grad_(),
-    )
-
-
-def part(tokens, first, last):
-    """The samples `first` to `last - 1`, on the same leaves."""
-    keep = (tokens.sample >= first) & (tokens.sample < last)
-    names = ("logprobs", "advantages", "old", "rollout", "ref", "entropy")
-    columns = {name: getattr(tokens, name)[keep] for name in names}
-    return replace(tokens, sample=tokens.sample[keep] - first, num_samples=last - first, **columns)
-
-
-def loop_loss(config, tokens):
-    """The mean loss over the batch, token by token in plain Python."""
-    rows = zip(
-        *(getattr(tokens, n).tolist() for n in ("logprobs", "advantages", "old", "rollout", "ref", "entropy")), strict=True
-    )
-    by_sample = {}
-    for sample, (logprob, advantage, old, rollout, ref, entropy) in zip(tokens.sample.tolist(), rows, strict=True):
-        proximal = {"rollout": rollout, "recompute": old, "current": logprob}[config.old_logprobs]
-        ratio = math.exp(logprob - proximal)
-        clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
-        value = -min(ratio * advantage, clipped * advantage)
-        if config.correction.type == "tis":
-            value *= min(math.exp(proximal - rollout), config.correction.cap)
-        gap = ref - logprob
-        kl = {"k1": -gap, "k2": gap**2 / 2, "k3": math.exp(gap) - gap - 1}[config.kl.kind]
-        value += config.kl.coef * kl - config.entropy_coef * entropy
-        by_sample.setdefault(sample, []).append(value)
-    sequences = list(by_sample.values())
-    if config.type == "dr_grpo":
-        return sum(sum(s) / BUDGET for s in sequences) / len(sequences)
-    if getattr(config, "aggregation", "token_mean") == "sequence_mean":
-        return sum(sum(s) / len(s) for s in sequences) / len(sequences)
-    return sum(map(sum, sequences)) / sum(map(len, sequences))
+def test_every_objective_is_reached_by_a_line_of_the_table():
+    assert {ALGORITHMS[case.name].objective(case.config) for case in POLICY_CASES} == set(OBJECTIVES)
+    assert set(SETTINGS) == {*ALGORITHMS, "value", "sft"}
 
 
 @every_case
-def test_matches_the_loop(config):
-    tokens = make_tokens([3, 0, 1, 9, 4])
-    loss = make_objective(config, length_budget=BUDGET)(tokens)
-    assert float(loss.total.detach()) / loss.count == pytest.approx(loop_loss(config, tokens), rel=1e-12)
-    assert float(loss.sums["loss"][0]) == pytest.approx(float(loss.total.detach()))
+def test_loss_and_gradient_match_the_loop(case):
+    tokens = case.tokens([3, 0, 1, 9, 4])
+    loss = case.make()(tokens)
+    wanted = loop_loss(case, tokens)
+    assert float(loss.total.detach()) / loss.count == pytest.approx(float(wanted.detach()), rel=1e-9)
+    for found, expected in zip(gradients(loss.total / loss.count, tokens), gradients(wanted, tokens), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    name = "value_loss" if case.name == "value" else "loss"
+    assert float(loss.sums[name][0]) == pytest.approx(float(loss.total.detach()))
 
 
 @every_case
 @pytest.mark.parametrize("edges", [(0, 6), (0, 3, 6), (0, 2, 3, 5, 6), (0, 1, 6)], ids=["1", "2", "4", "uneven"])
-def test_splits_change_neither_gradient_nor_metrics(config, edges):
-    tokens, objective = make_tokens([3, 1, 0, 9, 4, 2]), make_objective(config, length_budget=BUDGET)
-    inputs = (tokens.logprobs, tokens.entropy)
+def test_splits_change_neither_gradient_nor_metrics(case, edges):
+    tokens, objective = case.tokens([3, 1, 0, 9, 4, 2]), case.make()
 
     def run(bounds):
         total, count, sums, maxima = 0.0, 0.0, {}, {}
@@ -103,41 +49,107 @@ def test_splits_change_neither_gradient_nor_metrics(config, edges):
                 sums[name] = (before[0] + float(value), before[1] + number)
             for name, value in loss.maxima.items():
                 maxima[name] = max(float(value), maxima.get(name, -math.inf))
-        grads = torch.autograd.grad(total / count, inputs, allow_unused=True)
-        return [g for g in grads if g is not None], {n: s / c for n, (s, c) in sums.items()}, maxima
+        return gradients(total / count, tokens), {n: s / c for n, (s, c) in sums.items()}, maxima
 
     whole, found = run((0, 6)), run(edges)
     for a, b in zip(whole[0], found[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
-    assert found[1] == pytest.approx(whole[1], rel=1e-12)
+    assert found[1] == pytest.approx(whole[1], rel=1e-12, abs=1e-15)
     assert found[2] == whole[2]
 
 
 @every_case
-def test_no_tokens_give_an_exact_zero_with_a_graph(config):
-    tokens = make_tokens([0, 0])
-    loss = make_objective(config, length_budget=BUDGET)(tokens)
-    assert (float(loss.total.detach()), loss.count) == (0.0, 0.0)
-    loss.total.backward()
-    assert tokens.logprobs.grad is not None
+def test_samples_without_trained_tokens_change_nothing(case):
+    tokens = case.tokens([3, 5])
+    padded = replace(tokens, sample=tokens.sample * 2 + 1, num_samples=5)
+    plain, found = case.make()(tokens), case.make()(padded)
+    assert found.count == plain.count
+    for a, b in zip(gradients(plain.total, tokens), gradients(found.total, tokens), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+    assert {name: count for name, (_, count) in found.sums.items()} == {n: count for n, (_, count) in plain.sums.items()}
+    assert {n: float(v) for n, (v, _) in found.sums.items()} == pytest.approx({n: float(v) for n, (v, _) in plain.sums.items()})
 
 
 @every_case
-def test_a_sample_without_advantage_has_no_gradient_where_the_objective_says_so(config):
-    objective = make_objective(config, length_budget=BUDGET)
-    tokens = replace(make_tokens([3, 4]), advantages=torch.zeros(7, dtype=torch.float64))
-    (gradient,) = torch.autograd.grad(objective(tokens).total, tokens.logprobs)
-    assert (not gradient.any()) == objective.zero_without_advantage
-
-
-@pytest.mark.parametrize("shift", [-800.0, 800.0])
-def test_a_ratio_that_would_overflow_has_a_finite_gradient(shift):
-    tokens = make_tokens([4])
-    tokens = replace(tokens, rollout=tokens.logprobs.detach() + shift)
-    loss = make_objective(GRPOConfig(), length_budget=BUDGET)(tokens)
+def test_no_tokens_give_an_exact_zero_with_a_graph(case):
+    tokens = case.tokens([0, 0])
+    loss = case.make()(tokens)
+    assert (float(loss.total.detach()), loss.count) == (0.0, 0.0)
+    assert loss.maxima == {}
     loss.total.backward()
+    assert any(leaf.grad is not None for leaf in leaves(tokens))
+
+
+@every_policy
+def test_a_sample_without_advantage_has_no_gradient_where_the_objective_says_so(case):
+    objective = case.make()
+    tokens = replace(make_tokens([3, 4]), advantages=torch.zeros(7, dtype=torch.float64))
+    found = gradients(objective(tokens).total, tokens)
+    assert (not any(gradient.any() for gradient in found)) == objective.zero_without_advantage
+
+
+@every_policy
+def test_on_policy_the_ratio_is_exactly_one_and_nothing_is_clipped(case):
+    tokens = make_tokens([3, 4])
+    same = tokens.logprobs.detach().clone()
+    loss = case.make()(replace(tokens, old=same, rollout=same))
+    sums = {name: float(value) / count for name, (value, count) in loss.sums.items()}
+    assert sums.get("ratio/mean", 1.0) == 1.0
+    assert float(loss.maxima.get("ratio/max", 1.0)) == 1.0
+    assert all(value == 0.0 for name, value in sums.items() if "fraction" in name or "dropped" in name)
+    assert sums.get("correction/weight", 1.0) == 1.0
+    assert sums["rollout_train_kl"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [GRPOConfig(), GSPOConfig(), SAPOConfig(), CISPOConfig(), ReinforceConfig()],
+    ids=lambda c: c.type,
+)
+def test_on_policy_every_objective_has_the_policy_gradient(config):
+    """d loss / d l = -A: whatever the surrogate, at ratio 1 it is the plain policy gradient."""
+    tokens = make_tokens([5])
+    same = tokens.logprobs.detach().clone()
+    advantages = torch.full_like(same, -0.7)
+    tokens = replace(tokens, rollout=same, advantages=advantages)
+    config = config.model_copy(update={"old_logprobs": "rollout"})
+    (gradient,) = torch.autograd.grad(make_objective(config, length_budget=BUDGET)(tokens).total, tokens.logprobs)
+    scale = 5 if config.aggregation == "sequence_mean" else 1
+    torch.testing.assert_close(gradient * scale, -advantages)
+
+
+def test_gspo_is_the_clipped_ratio_of_sequences_averaged_over_sequences():
+    tokens = make_tokens([2, 6, 3])
+    advantages = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    tokens = replace(tokens, advantages=advantages[tokens.sample])
+    config = GSPOConfig(clip_low=0.02, clip_high=0.03)
+    loss = make_objective(config, length_budget=BUDGET)(tokens)
+    wanted = 0.0
+    for number, places in enumerate(([0, 1], range(2, 8), range(8, 11))):
+        s = math.exp(sum(float(tokens.logprobs[i].detach() - tokens.rollout[i]) for i in places) / len(places))
+        a = float(advantages[number])
+        wanted -= min(s * a, min(max(s, 0.98), 1.03) * a) / 3
+    assert float(loss.total.detach()) / loss.count == pytest.approx(wanted)
+    token_form = make_objective(config.model_copy(update={"token_level": True}), length_budget=BUDGET)(tokens)
+    assert float(token_form.total.detach()) == pytest.approx(float(loss.total.detach()))
+
+
+def test_a_dual_clip_bounds_what_a_bad_sample_can_do():
+    tokens = replace(make_tokens([1]), rollout=torch.tensor([-9.0]).double(), advantages=torch.tensor([-1.0]).double())
+    loss = make_objective(GRPOConfig(dual_clip=3.0), length_budget=BUDGET)(tokens)
+    assert float(loss.total.detach()) == 3.0
+    assert not gradients(loss.total, tokens)[0].any()
+    assert float(loss.sums["clip_fraction/dual"][0]) == 1.0
+
+
+@every_policy
+@pytest.mark.parametrize("shift", [-800.0, 800.0])
+def test_a_ratio_that_would_overflow_has_a_finite_gradient(case, shift):
+    tokens = make_tokens([4])
+    far = tokens.logprobs.detach() + shift
+    loss = case.make()(replace(tokens, rollout=far, old=far))
     assert torch.isfinite(loss.total)
-    assert torch.isfinite(tokens.logprobs.grad).all()
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(loss.total, tokens))
 
 
 def test_token_mean_is_a_mean_over_tokens_however_they_are_split():
@@ -162,9 +174,27 @@ def test_clip_fractions_count_only_where_the_clip_bites():
     assert (means["clip_fraction/high"], means["clip_fraction/low"], means["clip_fraction"]) == (0.2, 0.2, 0.4)
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_kl_is_zero_for_equal_policies_and_carries_its_gradient(kind):
-    logprobs = torch.linspace(-3, -0.1, 6, dtype=torch.float64).requires_grad_()
-    assert not kl_estimate(kind, logprobs, logprobs.detach()).any()
-    ref = logprobs.detach() + torch.linspace(-0.5, 0.5, 6, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: kl_estimate(kind, x, ref), logprobs)
+@every_case
+def test_a_missing_column_is_a_mistake_or_changes_nothing(case):
+    """Nothing that a loss needs is taken for zeros."""
+    tokens, objective = case.tokens([2, 3]), case.make()
+    optional = [f.name for f in fields(tokens) if f.name not in ("logprobs", "values", "sample", "num_samples")]
+    reference = gradients(objective(tokens).total, tokens)
+    for name in optional:
+        try:
+            loss = objective(replace(tokens, **{name: None}))
+        except (AssertionError, TypeError):
+            continue
+        found = gradients(loss.total, replace(tokens))
+        for a, b in zip(reference, found, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["reverse", "forward", "js"])
+def test_a_divergence_is_zero_for_equal_policies_and_never_less(kind):
+    objective = make_objective(OPDFullConfig(divergence=kind), length_budget=BUDGET)
+    tokens = make_tokens([6])
+    equal = objective(replace(tokens, top_teacher=tokens.top.detach()))
+    assert float(equal.total.detach()) == pytest.approx(0.0, abs=1e-12)
+    assert not any(gradient.abs().max() > 1e-12 for gradient in gradients(equal.total, tokens))
+    assert float(objective(tokens).total.detach()) > 0
