@@ -6,8 +6,11 @@ generate --> least loaded engine that is ready and has not failed this request -
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from relax.engines.engine import Engine, EngineAsleep, EngineStats, RequestError
 from relax.engines.route import Member, Route, State
@@ -45,8 +48,9 @@ class EnginePool:
         self._max_attempts, self._first_pause_s = max_attempts, first_pause_s
         self._max_down_s, self._progress_s = max_down_s, progress_s
         self._routes: dict[str, Route] = {}
+        self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
         self._changed = asyncio.Event()
-        self._tasks: dict[tuple[Member, str], asyncio.Task[None]] = {}
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._down_since_s: float | None = None  # since when requests have waited and no engine has answered
 
     @property
@@ -104,9 +108,13 @@ class EnginePool:
         num = len(route.request.seeds)
         member.load += num
         route.member, route.since_s = member, asyncio.get_running_loop().time()
+        route.engine_id = f"{route.request.request_id}@{next(self._names)}"
         self._start("progress", member, self._follow)
         try:
-            completions = await member.engine.generate(route.request)
+            completions = await member.engine.generate(replace(route.request, request_id=route.engine_id))
+        except asyncio.CancelledError:
+            self._run(self._abort_on(member, [route.engine_id]), f"abort-{route.engine_id}")  # it may be another process
+            raise
         finally:
             member.load -= num
             route.member = None
@@ -124,7 +132,7 @@ class EnginePool:
             if (route := self._routes.get(name)) is not None:
                 route.is_aborted = True
                 if route.member is not None:
-                    there.setdefault(route.member, []).append(name)
+                    there.setdefault(route.member, []).append(route.engine_id)
         self._changed.set()
         await asyncio.gather(*(self._abort_on(member, names) for member, names in there.items()))
 
@@ -186,8 +194,11 @@ class EnginePool:
         """One task of each kind for an engine, unless it is at work already."""
         key = (member, kind)
         if key not in self._tasks:
-            self._tasks[key] = task = asyncio.create_task(work(member), name=f"relax-pool-{kind}-{member.name}")
-            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+            self._run(work(member), key)
+
+    def _run(self, work: Coroutine[None, None, None], key: Hashable) -> None:
+        self._tasks[key] = task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _follow(self, member: Member) -> None:
         """Asks what the engine's requests have come to, while it has some."""
@@ -205,7 +216,9 @@ class EnginePool:
 
     async def _ask_for_progress(self, member: Member) -> None:
         until = asyncio.get_running_loop().time() - self._progress_s
-        routes = {name: route for name, route in self._routes.items() if route.member is member and route.since_s <= until}
+        routes = {
+            route.engine_id: route for route in self._routes.values() if route.member is member and route.since_s <= until
+        }
         if not routes:
             return
         try:
@@ -213,9 +226,8 @@ class EnginePool:
         except (EngineError, TimeoutError) as error:
             log.debug("%s does not say what its requests have come to: %s", member.name, error)
             return
-        for name, completions in found.items():
-            if routes[name].member is member:  # not of a request that went on elsewhere meanwhile
-                routes[name].told(completions)
+        for engine_id, completions in found.items():
+            routes[engine_id].told(completions)
 
     # -- engines, by name ---------------------------------------------------------------------------------------------
     def add(self, name: str, engine: Engine) -> None:

@@ -34,6 +34,7 @@ class Route:
 
     request: GenerateRequest
     member: Member | None = None
+    engine_id: str = ""  # what the engine knows the request by: another name each time, should an earlier one still be there
     since_s: float = 0.0
     is_aborted: bool = False
     failed: set[Member] = field(default_factory=set)  # engines that have failed it since the last pause

@@ -72,6 +72,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("publish/digest_s", "s", "hashing them, beside training"),
     Metric("publish/bytes", "bytes", "size of a published version"),
     Metric("publish/buffers", "", "buffers in use for publications"),
+    Metric("publish/failed", "", "attempts to publish that failed since the last publication"),
+    Metric("publish/skipped", "", "versions that were overtaken before they were published, since the last publication"),
     Metric("eval/accuracy", "", "mean reward on held-out prompts"),
     Metric("eval/pass@*", "", "share of held-out prompts of which at least one of so many samples has full reward"),
     Metric("eval/length_mean", "tokens", "mean length of the responses to held-out prompts"),

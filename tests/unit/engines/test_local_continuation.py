@@ -8,6 +8,7 @@ import pytest
 from engine_models import CONTEXT, EOS, VOCAB, StepGate, build, request, true_logprobs
 
 from relax.engines.engine import RequestError
+from relax.engines.pool import EnginePool
 from relax.models.tiny import make_tokenizer
 from relax.types import Completion, FinishReason, VersionSegment
 
@@ -165,6 +166,23 @@ async def test_a_stop_string_across_the_cut_is_found(deterministic, start, tmp_p
         assert (found.token_ids.tolist(), found.finish) == (wanted.token_ids.tolist(), FinishReason.STOP)
     [found] = await engine.generate(replace(call, request_id="whole", partials=(cut(free[index], end),)))
     assert (found.token_ids.tolist(), found.finish) == (wanted.token_ids.tolist(), FinishReason.STOP)
+
+
+async def test_a_pool_goes_on_where_a_lost_engine_was(start):
+    """Real engines: one ends in the middle, the other one goes on bit by bit."""
+    lost, other = await start(deterministic=True), await start(deterministic=True)
+    call = request("a", PROMPT, 6, seed=20, max_new_tokens=30)
+    whole = await other.generate(call)
+    pool = EnginePool({"lost": lost}, progress_s=0.001)
+    StepGate(lost, 12)
+    running = asyncio.create_task(pool.generate(call))
+    while not pool._routes or not pool._routes["a"].num_tokens:  # noqa: ASYNC110 - it has no event of its own
+        await asyncio.sleep(0.001)
+    pool.replace("lost", other)
+    before = (await other.stats()).generated_tokens
+    await lost.close()
+    assert bits(await running) == bits(whole)
+    assert (await other.stats()).generated_tokens - before < sum(len(c.token_ids) for c in whole)
 
 
 # -- progress -------------------------------------------------------------------------------------------------------------

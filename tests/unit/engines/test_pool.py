@@ -2,105 +2,16 @@
 
 import asyncio
 
-import numpy as np
 import pytest
 from engine_models import request
+from pool_engine import Engine, completion, serving, started, until
 
-from relax.engines.engine import EngineAsleep, EngineStats, RequestError
+from relax.engines.engine import RequestError
 from relax.engines.pool import EnginePool
 from relax.errors import EngineError
-from relax.types import Completion, FinishReason, VersionSegment
+from relax.types import FinishReason
 
 PROMPT = [3, 4, 5]
-
-
-def completion(tokens=(), finish=FinishReason.STOP):
-    segments = (VersionSegment(0, 3),) if tokens else ()
-    return Completion(np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), segments, finish)
-
-
-class Engine:
-    """Holds every request until it is let go, fails it, or is dead. `tokens`: how far its requests have come."""
-
-    def __init__(self, *, is_dead: bool = False, version: int = 3) -> None:
-        self.is_dead, self.is_closed, self.is_asleep, self.version = is_dead, False, False, version
-        self.is_serving = asyncio.Event()
-        self.served: list[str] = []
-        self.calls = []
-        self.held: dict[str, asyncio.Future[FinishReason]] = {}
-        self.tokens: tuple[int, ...] = ()
-        self.num_asked = self.num_looked_at = 0
-
-    async def generate(self, call):
-        if self.is_dead:
-            raise EngineError("dead")
-        if self.is_asleep:
-            raise EngineAsleep("asleep")
-        if self.version < 0:
-            raise EngineError("no weights loaded")
-        self.served.append(call.request_id)
-        self.calls.append(call)
-        self.is_serving.set()
-        self.held[call.request_id] = asyncio.get_running_loop().create_future()
-        finish = await self.held[call.request_id]
-        return [completion(self.tokens, finish) for _ in call.seeds]
-
-    def let_go(self, *names: str) -> None:
-        for name in names or list(self.held):
-            self.held.pop(name).set_result(FinishReason.STOP)
-
-    def fail(self, error: EngineError) -> None:
-        for future in self.held.values():
-            future.set_exception(error)
-        self.held.clear()
-
-    def die(self) -> None:
-        self.is_dead = True
-        self.fail(EngineError("died"))
-
-    async def abort(self, names):
-        if self.is_dead:
-            raise EngineError("dead")
-        for name in names:
-            self.held.pop(name).set_result(FinishReason.ABORT)
-
-    async def load_weights(self, manifest):
-        return 0.0
-
-    async def progress(self, names):
-        if self.is_dead:
-            raise EngineError("dead")
-        self.num_asked += 1
-        there = {call.request_id: len(call.seeds) for call in self.calls}
-        return {n: [completion(self.tokens, FinishReason.ABORT)] * there[n] for n in names if n in self.held}
-
-    async def stats(self):
-        self.num_looked_at += 1
-        if self.is_dead:
-            raise EngineError("dead")
-        return EngineStats(-1 if self.is_asleep else self.version, len(self.held), 0, 0, 0, 0.0)
-
-    async def close(self):
-        self.is_closed = True
-
-
-async def started(*calls):
-    """The calls as tasks that have reached an engine."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    for _ in range(20):
-        await asyncio.sleep(0)
-    return tasks
-
-
-async def serving(engine):
-    await asyncio.wait_for(engine.is_serving.wait(), 10)
-    engine.is_serving.clear()
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
-            await asyncio.sleep(0.001)
 
 
 async def test_a_request_goes_to_the_engine_with_the_fewest_completions_in_hand():
@@ -404,3 +315,28 @@ async def test_engines_come_and_go():
     assert len(await task) == len(await second) == 1
     await pool.close()
     assert (a.is_closed, b.is_closed) == (False, True)
+
+
+async def test_an_engine_is_told_another_name_each_time():
+    """What a lost pool or a lost connection left behind on an engine is not in the way."""
+    a = Engine()
+    pools = [EnginePool({"a": a}, first_pause_s=0.001), EnginePool({"a": a})]
+    [task] = await started(pools[0].generate(request("0", PROMPT)))
+    a.fail(EngineError("the connection broke"))
+    await until(lambda: len(a.calls) == 2)
+    await started(pools[1].generate(request("0", PROMPT)))
+    assert len({call.request_id for call in a.calls}) == 3
+    a.let_go()
+    task.cancel()
+
+
+async def test_a_cancelled_call_is_aborted_on_its_engine():
+    a = Engine()
+    pool = EnginePool({"a": a})
+    [task] = await started(pool.generate(request("0", PROMPT)))
+    task.cancel()
+    await until(lambda: a.aborted)
+    assert a.aborted == [a.calls[0].request_id]
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pool.outstanding("a") == 0

@@ -21,7 +21,9 @@ ROLLOUT_COUNTS = Counter(
     {"groups": 2, "groups/failed": 1, "groups/filtered": 1, "groups/void": 1, "outcome/ok": 3, "tokens/generated": 9}
 )
 OPTIMIZER = {"grad_norm": 1.0, "lr": 1e-3, "skipped": 0.0}
-PUBLICATION = {"publish/snapshot_s", "publish/digest_s", "publish/bytes", "publish/buffers"}
+PUBLICATION = {
+    "publish/snapshot_s", "publish/digest_s", "publish/bytes", "publish/buffers", "publish/failed", "publish/skipped",
+}  # fmt: skip
 
 
 def objective_metrics():
