@@ -23,6 +23,7 @@ from relax.errors import BusError, RelaxError, RoleError
 from relax.observe.ledger_file import LedgerFile
 from relax.observe.progress import Progress
 from relax.observe.recorder import RunRecorder
+from relax.roles.actor import read_metrics
 
 __all__ = ["Controller", "RunResult"]
 
@@ -72,6 +73,7 @@ class Controller:
                 self._on_started()
             started = time.monotonic()
             self.book.begin(started)
+            self._fill(resume)
             while (lost := await self._live()) is not None:
                 await self._start_again(lost)
             self.result.seconds = time.monotonic() - started
@@ -81,6 +83,10 @@ class Controller:
         finally:
             self.progress.note("stopping")
             await asyncio.shield(self.runtime.stop())
+
+    def _fill(self, checkpoint: Path | None) -> None:
+        if checkpoint is not None:
+            self.book.fill(read_metrics(checkpoint))
 
     # -- one life of the runtime --------------------------------------------------------------------------------------
     async def _live(self) -> Failure | None:
@@ -172,6 +178,7 @@ class Controller:
             await self.runtime.stop()
             step, path = latest_checkpoint(self.config, self.run_dir)
             self.book.rewind(step)
+            self._fill(path)
             try:
                 await self.runtime.start(self.run_dir, path)
                 break

@@ -1,7 +1,7 @@
 """What the queue's events come to: rows of the record, the display, the result, and whether the run is complete."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,13 @@ class EventBook:
         if kind == "error" and event.get("error_kind") == "user":
             raise RoleError(str(event["error"]))
         return has_moved
+
+    def fill(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of steps, from a checkpoint, that the record may lack: the actor took them when nobody was there to record."""
+        last = self._recorder.last_step()
+        for metrics in rows:
+            if metrics["step"] > last:
+                self._recorder.step(self._row.finish(metrics, time.monotonic(), self._health.num_restarts))
 
     def rewind(self, step: int) -> None:
         """The run goes on from `step`: what is recorded of later ones never happened."""

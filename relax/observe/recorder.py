@@ -64,6 +64,14 @@ class RunRecorder:
         self._evaluations.close()
         self._open(step, step, step + 1)
 
+    def last_step(self) -> int:
+        """The last step that has a row, 0 when none has."""
+        last = 0
+        with self._guarded("metrics.jsonl"):
+            rows = (self.run_dir / "metrics.jsonl").read_text("utf-8").splitlines()
+            last = int(json.loads(rows[-1])["step"]) if rows else 0
+        return last
+
     def add_sink(self, name: str, sink: Sink) -> None:
         """Sends what follows to one more place."""
         self._added.append((name, sink))

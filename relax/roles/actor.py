@@ -31,6 +31,8 @@ from relax.weights.publisher import WeightPublisher
 
 BACKEND_FOLDER, QUEUE_FILE, META_FILE = "actor", "queue.bin", "step.json"
 
+_MOST_ROWS = 10_000  # of metrics in a checkpoint
+
 MakeInside = Callable[[TrainBackend], Sequence[ColumnMaker]]
 
 
@@ -57,6 +59,7 @@ class Actor(Role):
         self._publication: asyncio.Task[None] | None = None
         self._backend: TrainBackend | None = None
         self._inside: Sequence[ColumnMaker] = ()
+        self._since_checkpoint: list[dict[str, float | int]] = []  # metrics of steps
 
     @property
     def version(self) -> int:
@@ -129,7 +132,9 @@ class Actor(Role):
         if self.step % self.config.train.publish_every == 0 or self.step == self.config.train.num_steps:
             with metrics.timed("snapshot"):
                 await self._publish()
-        await self.bus.emit({"kind": "step", "metrics": metrics.finish(finished, asyncio.get_running_loop().time())})
+        row = metrics.finish(finished, asyncio.get_running_loop().time())
+        self._since_checkpoint.append(row)
+        await self.bus.emit({"kind": "step", "metrics": row})
 
     async def _take(self, left: int, metrics: StepMetrics) -> Lease:
         """The step's next groups, and the devices if they are shared."""
@@ -206,9 +211,11 @@ class Actor(Role):
         def write(folder: Path) -> None:
             backend.save(folder / BACKEND_FOLDER)
             asyncio.run_coroutine_threadsafe(self.bus.snapshot(str(folder / QUEUE_FILE)), loop).result()
-            (folder / META_FILE).write_text(json.dumps({"step": step}), "utf-8")
+            meta = {"step": step, "metrics": self._since_checkpoint[-_MOST_ROWS:]}
+            (folder / META_FILE).write_text(json.dumps(meta), "utf-8")
 
         await asyncio.to_thread(self._checkpoints.write, step, write)
+        self._since_checkpoint.clear()
         await self.bus.emit({"kind": "checkpoint", "step": step, "path": f"checkpoints/step_{step}"})
 
     async def _export(self) -> None:
@@ -220,3 +227,8 @@ class Actor(Role):
 def read_step(checkpoint: Path) -> int:
     """The step at which a checkpoint folder was written."""
     return int(json.loads((checkpoint / META_FILE).read_text("utf-8"))["step"])
+
+
+def read_metrics(checkpoint: Path) -> list[dict[str, Any]]:
+    """Metrics of the steps up to a checkpoint since the one before: its actor may have outlived whoever recorded them."""
+    return list(json.loads((checkpoint / META_FILE).read_text("utf-8")).get("metrics", []))

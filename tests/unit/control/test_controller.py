@@ -34,13 +34,16 @@ def config_of(tmp_path: Path, tiny_model: Path, *overrides: str) -> RunConfig:
 
 @pytest.fixture
 def start(tmp_path: Path, tiny_model: Path) -> Start:
-    def make(*overrides: str, delay_s: float = 0.0) -> tuple[Controller, FakeEngine, FakeBackend]:
+    def make(
+        *overrides: str, delay_s: float = 0.0, resume_step: int | None = None
+    ) -> tuple[Controller, FakeEngine, FakeBackend]:
         config = config_of(tmp_path, tiny_model, *overrides)
         engine, backend = FakeEngine(delay_s), FakeBackend()
         runtime = InProcessRuntime(config, lambda config: backend, lambda config, name: engine)
         run_dir = tmp_path / "fake"
         run_dir.mkdir(exist_ok=True)
-        return Controller(config, run_dir, runtime, RunRecorder(run_dir, config.observe), Progress(config)), engine, backend
+        recorder = RunRecorder(run_dir, config.observe, resume_step=resume_step)
+        return Controller(config, run_dir, runtime, recorder, Progress(config)), engine, backend
 
     return make
 
@@ -107,6 +110,19 @@ async def test_resume_continues_from_the_checkpoint_with_every_prompt_once(start
     assert len(after.steps) == 3
     trained = [group for groups in before.steps + after.steps for group in groups]
     assert len(trained) == len(set(trained)) == 28
+
+
+async def test_steps_that_nobody_recorded_are_taken_from_the_checkpoint(start: Start, tmp_path: Path) -> None:
+    first, _, _ = start("train.num_steps=4", "train.checkpoint.every=4")
+    await finish(first)
+    recorded = rows(tmp_path)
+    metrics = tmp_path / "fake" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))  # killed before it wrote the other two
+    second, _, _ = start("train.num_steps=6", resume_step=4)
+    await finish(second, tmp_path / "fake" / "checkpoints" / "step_4")
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
+    assert [row["reward/mean"] for row in found[:4]] == [row["reward/mean"] for row in recorded]
 
 
 async def test_cancelling_stops_everything(start: Start) -> None:
