@@ -131,11 +131,11 @@ def export(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(help="reward, data or run.")],
+    kind: Annotated[str, typer.Argument(help="reward, data, algorithm or run.")],
     name: Annotated[str, typer.Argument(help="Name of what is made.")],
     folder: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
 ) -> None:
-    """Write a reward, a data generator or a run file to start from, with its test."""
+    """Write a reward, a data generator, an algorithm or a run file to start from, with its test."""
     from relax.cli.new import new as make
     from relax.cli.new import next_steps
 

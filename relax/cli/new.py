@@ -15,17 +15,22 @@ from relax.errors import ConfigError
 KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     "reward": (("reward.py.jinja", "{name}.py"), ("test_reward.py.jinja", "test_{name}.py")),
     "data": (("data.py.jinja", "{name}.py"), ("test_data.py.jinja", "test_{name}.py")),
+    "algorithm": (("algorithm.py.jinja", "{name}.py"), ("test_algorithm.py.jinja", "test_{name}.py")),
     "run": (("run.toml.jinja", "{name}.toml"),),
 }
 NEXT: dict[str, tuple[str, ...]] = {
     "reward": ("python -m pytest test_{name}.py", "relax train RUN.toml reward.type=function reward.path={name}:score"),
     "data": ("python -m pytest test_{name}.py", "relax train RUN.toml data.type=generator data.path={name}:problem"),
+    "algorithm": (
+        "python -m pytest test_{name}.py",
+        "relax train RUN.toml algorithm.type=custom algorithm.path={name}:advantage",
+    ),
     "run": ("relax check {name}.toml", "relax train {name}.toml"),
 }
 
 
 def new(kind: str, name: str, folder: Path = Path()) -> list[Path]:
-    """Writes the files of `kind` ("reward", "data" or "run") for `name` into `folder`; returns their paths.
+    """Writes the files of `kind` ("reward", "data", "algorithm" or "run") for `name` into `folder`; returns their paths.
 
     Nothing is overwritten: raises `ConfigError` when a file is there already, for an unknown kind, and for a name that a
     module or a run cannot have. `next_steps` says what to type afterwards.

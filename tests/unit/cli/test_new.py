@@ -5,16 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from relax.algorithms.advantages import advantages
 from relax.cli.command import typed
 from relax.cli.new import new, next_steps
 from relax.config import load_config
+from relax.config.algorithm import CustomConfig
 from relax.config.data import GeneratorDataConfig
 from relax.config.reward import FunctionRewardConfig
 from relax.data.prompts import open_prompts
 from relax.errors import ConfigError
 from relax.rewards.table import make_scorer
+from relax.types import Ragged
 
 
 def test_a_new_reward_and_its_data_fit_together_and_their_tests_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +29,23 @@ def test_a_new_reward_and_its_data_fit_together_and_their_tests_pass(tmp_path: P
     scorer = make_scorer(FunctionRewardConfig(path="my_reward:score", options={"close": 0.2}))
     assert scorer.call(row.messages, f"= {row.answer}", row.answer, {})["reward"] == 1.0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, written)]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_a_new_algorithm_computes_advantages_and_its_tests_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, test = new("algorithm", "my_algorithm", tmp_path)
+    assert next_steps("algorithm", "my_algorithm", tmp_path)[-1].endswith("algorithm.path=my_algorithm:advantage")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for scope in ("group", "batch"):
+        config = CustomConfig(path=f"{source.stem}:advantage", scope=scope, options={"floor": 4.0})
+        columns = {"reward": np.array([1.0, 0.0, 0.0]), "loss_mask": Ragged.pack([np.array([0, 1], np.uint8)] * 3)}
+        made = advantages(config, columns, group_ids=np.array([5, 5, 6]), length_budget=8)["advantages"]
+        assert isinstance(made, Ragged)
+        assert made.values.tolist() == [0.0, 0.125, 0.0, -0.125, 0.0, 0.0]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
     assert done.returncode == 0, done.stdout
@@ -43,7 +64,7 @@ def test_a_new_run_file_is_valid_and_named(tmp_path: Path) -> None:
 
 
 def test_what_is_written_passes_the_lint_of_the_repository_it_is_made_in(tmp_path: Path) -> None:
-    written = [*new("reward", "linted_reward", tmp_path), *new("data", "linted_data", tmp_path)]
+    written = [path for kind in ("reward", "data", "algorithm") for path in new(kind, f"linted_{kind}", tmp_path)]
     settings = ["--no-cache", "--config", str(Path(__file__).parents[3] / "pyproject.toml")]
     for verb in (["check"], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *verb, *settings, *map(str, written)]
@@ -65,7 +86,7 @@ def test_a_command_is_shown_as_the_shell_finds_it(tmp_path: Path, monkeypatch: p
     assert typed("relax status x", tmp_path) == "relax status x"
 
 
-@pytest.mark.parametrize("kind", ["reward", "data", "run"])
+@pytest.mark.parametrize("kind", ["reward", "data", "algorithm", "run"])
 def test_nothing_is_overwritten_and_nothing_half_written(kind: str, tmp_path: Path) -> None:
     last = new(kind, "overwritten", tmp_path)[-1]
     for path in tmp_path.iterdir():
@@ -80,7 +101,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(kind: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
-        ("rewards", "x", "there are reward, data, run; did you mean reward?"),
+        ("rewards", "x", "there are reward, data, algorithm, run; did you mean reward?"),
         ("reward", "my-reward.py", "did you mean 'my_reward'?"),
         ("reward", "class", "cannot name a Python module"),
         ("reward", "math", "is the name of an installed Python module"),
