@@ -1,7 +1,7 @@
 """A core from a snapshot: un-acknowledged rows are un-consumed, tickets that were out are given again."""
 
-import heapq
 from pathlib import Path
+from typing import NamedTuple
 
 from relax.bus import state as saved
 from relax.bus.core import Core
@@ -13,7 +13,15 @@ from relax.clock import Clock
 from relax.errors import CheckpointError
 from relax.types import Column
 
-_Group = tuple[SavedGroup, dict[str, Column]]
+
+class _Found(NamedTuple):
+    """A group of the snapshot, checked. `due`: by the limits of now."""
+
+    saved: SavedGroup
+    columns: dict[str, Column]
+    num_rows: int
+    num_bytes: int
+    due: int
 
 
 def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None, ledger: Ledger | None = None) -> Core:
@@ -31,15 +39,14 @@ def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None
         )
     core = Core(limits, clock=clock)
     _restore_counts(core, state)
-    fitting = _fitting(core, state, list(zip(state.groups, columns, strict=True)))
-    for group, group_columns in fitting:
-        checked, num_rows, size = core.rows.schema.check_group(group.issue, group_columns)
-        added = core.rows.add(group.issue, checked, group.version, core.departures.due(checked), num_rows, size)
-        added.done.update(group.done)
+    found = [_check(core, group, given) for group, given in zip(state.groups, columns, strict=True)]
+    for group in _fitting(core, found):
+        issue, version = group.saved.issue, group.saved.version
+        added = core.rows.add(issue, group.columns, version, group.due, group.num_rows, group.num_bytes)
+        added.done.update(group.saved.done)
         added.returned = True  # a column may be there from a consumer that had not acknowledged yet
         core.tickets.num_queued += 1
-    core.tickets.again = sorted(core.tickets.prompts.keys() - core.rows.groups.keys())
-    heapq.heapify(core.tickets.again)
+    core.tickets.again = sorted(core.tickets.prompts.keys() - core.rows.groups.keys())  # sorted: a heap
     for task, step in state.steps.items():
         core.claims.resume(task, step)
     core.tickets.check(core.rows.groups)
@@ -64,19 +71,25 @@ def _restore_counts(core: Core, state: SavedState) -> None:
     core.departures.num_rewinds = counters["rewinds"]
 
 
-def _fitting(core: Core, state: SavedState, groups: list[_Group]) -> list[_Group]:
+def _check(core: Core, group: SavedGroup, columns: dict[str, Column]) -> _Found:
+    checked, num_rows, num_bytes = core.rows.schema.check_group(group.issue, columns)
+    return _Found(group, checked, num_rows, num_bytes, core.departures.due(checked))
+
+
+def _fitting(core: Core, groups: list[_Found]) -> list[_Found]:
     """The groups that the steps to come can consume, under limits that may be others than before."""
     limits, next_step = core.limits, core.departures.first_step
-    due = {group.issue: core.departures.due(columns) for group, columns in groups}
-    if leaves_behind(limits):
-        return [pair for pair in groups if due[pair[0].issue] >= next_step]
+    num_prompts = limits.prompts_per_step
     if limits.in_order:
-        # each falls in the step of its place among all issues that are not settled
+        # each falls in the step of its place among all issues that are not settled; others are in the way of admission
         position = {issue: index for index, issue in enumerate(sorted(core.tickets.prompts))}
-        return [pair for pair in groups if due[pair[0].issue] >= next_step + position[pair[0].issue] // limits.prompts_per_step]
-    room = [limits.prompts_per_step] * (len(groups) // limits.prompts_per_step + limits.max_staleness + 1)
-    oldest_first = sorted(groups, key=lambda pair: (due[pair[0].issue], pair[0].issue))
-    return [pair for pair in oldest_first if _takes_place(due[pair[0].issue] - next_step, room)]
+        steps = {issue: next_step + max(0, place - limits.num_extra) // num_prompts for issue, place in position.items()}
+        return [group for group in groups if group.due >= max(next_step, steps[group.saved.issue])]
+    if leaves_behind(limits):
+        return [group for group in groups if group.due >= next_step]
+    room = [num_prompts] * (len(groups) // num_prompts + limits.max_staleness + 1)
+    oldest_first = sorted(groups, key=lambda group: (group.due, group.saved.issue))
+    return [group for group in oldest_first if _takes_place(group.due - next_step, room)]
 
 
 def _takes_place(steps_left: int, room: list[int]) -> bool:

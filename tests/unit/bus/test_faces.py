@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relax.errors import BusError, StaleHandle, WaitTimeout
-from relax.types import Ragged, WeightManifest
+from relax.types import Ragged
 
 
 @pytest.fixture
@@ -270,12 +270,7 @@ async def test_events_are_numbered_and_wait(queue):
         await queue.emit({"step": 3})
 
 
-def manifest(version: int) -> WeightManifest:
-    tensors = {"w": ("float32", (2, 3), 0)}
-    return WeightManifest(version, "shm", "/dev/shm/x", 24, tensors, "digest", (1, 2, 3), (-0.5, -1.5))
-
-
-async def test_manifests_reach_every_receiver_and_count_once_acknowledged(queue):
+async def test_manifests_reach_every_receiver_and_count_once_acknowledged(queue, manifest):
     await queue.subscribe("a")
     await queue.subscribe("b")
     waiting = asyncio.create_task(queue.next_manifest("a", 5.0))
