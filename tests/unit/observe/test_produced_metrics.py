@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 import torch
 
-from relax.algorithms.objective import TrainedTokens
-from relax.algorithms.ppo_clip import PPOClip
-from relax.config.algorithm import GRPOConfig
+from relax.algorithms.objective import TrainedTokens, ValuedTokens
+from relax.algorithms.table import make_objective, make_value_loss
+from relax.config.algorithm import CISPOConfig, GRPOConfig, OPDFullConfig, PPOConfig
 from relax.control.step_row import StepRow
 from relax.observe.metrics import METRICS, describe
 from relax.roles.evaluation import summarise
@@ -27,17 +27,25 @@ PUBLICATION = {
 
 
 def objective_metrics():
-    """Those of an objective with everything switched on."""
+    """Those of every objective, with everything switched on."""
     torch.set_num_threads(1)
-    values = torch.tensor([-0.5, -1.0, -0.2])
+    values, samples = torch.tensor([-0.5, -1.0, -0.2]), torch.tensor([0, 0, 1])
     tokens = TrainedTokens(
-        values.clone().requires_grad_(), torch.tensor([0, 0, 1]), 2,
+        values.clone().requires_grad_(), samples, 2,
         advantages=torch.tensor([1.0, 1.0, -1.0]), rollout=values, old=values, ref=values, entropy=values.neg(),
+        teacher=values, top=values[:, None].clone().requires_grad_(), top_teacher=values[:, None],
     )  # fmt: skip
-    out = PPOClip(GRPOConfig.model_validate({"kl": {"coef": 0.1}}), 8)(tokens)
+    again = {"old_logprobs": "recompute", "kl": {"coef": 0.1}, "dual_clip": 2.0}
+    corrections = [{"type": "tis"}, {"type": "icepop"}, {"type": "sequence"}, {"type": "decoupled"}]
+    configs = [GRPOConfig.model_validate({**again, "correction": correction}) for correction in corrections]
+    configs += [CISPOConfig(), OPDFullConfig(), PPOConfig()]
+    found = [make_objective(config, length_budget=8)(tokens) for config in configs]
+    valued = ValuedTokens(values.clone().requires_grad_(), samples, 2, old_values=values, returns=values)
+    found.append(make_value_loss(PPOConfig(), length_budget=8)(valued))
     sums = StepSums()
-    sums.sums = {name: (float(total), count) for name, (total, count) in out.sums.items()}
-    sums.maxima = {name: float(value) for name, value in out.maxima.items()}
+    for out in found:
+        sums.sums |= {name: (float(total), count) for name, (total, count) in out.sums.items()}
+        sums.maxima |= {name: float(value) for name, value in out.maxima.items()}
     return sums
 
 
