@@ -43,8 +43,14 @@ class Turns:
         return name in self._owing and not self.holders
 
     def may_load(self, name: str) -> bool:
-        """Whether the receiver may take weights in now."""
-        return not self.is_recalled or name not in self.takers
+        """Whether the receiver may take weights in now: also those that come while the engines are held, since the holder may
+        have no other engine left."""
+        return not self.is_recalled or name not in self.takers or bool(self.holders)
+
+    def loads(self, name: str) -> None:
+        """The receiver is taking weights in; after a recall it will have to give them up."""
+        if self.is_recalled and name in self.takers:
+            self._owing.add(name)
 
     @property
     def is_trainers(self) -> bool:

@@ -49,6 +49,7 @@ class Versions:
             return (None,)
         if self.newest is None or self.newest.version == self.held[subscriber] or not self.turns.may_load(subscriber):
             return None
+        self.turns.loads(subscriber)
         return (self.newest,)
 
     def waiting_for_next(self, subscriber: str) -> str:
