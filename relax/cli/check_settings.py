@@ -38,7 +38,14 @@ def setting_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _staleness(config: RunConfig) -> Iterator[Finding]:
-    rollout, resources = config.rollout, config.resources
+    rollout, resources, algorithm = config.rollout, config.resources, config.algorithm
+    is_bare = algorithm.correction.type == "none" and not algorithm.learns_from_any_policy
+    if rollout.max_staleness > 0 and algorithm.old_logprobs == "recompute" and is_bare:
+        yield warning(
+            "algorithm.correction",
+            "none: the ratio to recomputed log-probs does not see the age of stale samples; set algorithm.correction.type = "
+            '"decoupled", or algorithm.old_logprobs = "rollout"',
+        )
     if rollout.max_staleness == 0:
         if rollout.on_stale != "wait":
             yield warning("rollout.on_stale", "has no effect with rollout.max_staleness = 0: nothing can grow too old")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relax.algorithms.objective import LossSums, TrainedTokens
+from relax.algorithms.likelihood import Likelihood
 from relax.config.model import ModelConfig
 from relax.config.reward import ExactRewardConfig
 from relax.config.rollout import LocalEngineConfig, RolloutConfig
@@ -32,17 +32,6 @@ from relax.types import Ragged
 
 if TYPE_CHECKING:
     from relax.train.exam import Exam
-
-
-class Likelihood:
-    """The objective of imitation: negative log-likelihood, mean over all tokens to learn."""
-
-    entropy_gradient = False
-    zero_without_advantage = False
-
-    def __call__(self, tokens: TrainedTokens) -> LossSums:
-        total, count = -tokens.logprobs.sum(), float(tokens.logprobs.numel())
-        return LossSums(total, count, {"loss": (total.detach(), count)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,14 @@ class TorchBackend:
         self._config, backend = config, config.train.backend
         self.device = pick_device(backend.device)
         torch.set_num_threads(backend.num_threads)
-        self.model = load_model(config.model, self.device)
+        self.model = self._load_model()
         self._forward = self._make_forward()
         self._objective = objective or make_objective(config.algorithm, length_budget=config.rollout.max_new_tokens)
         self._optimizer = Optimizer(list(self.model.parameters()), config.train)
         self._count = 0.0
+
+    def _load_model(self) -> Any:
+        return load_model(self._config.model, self.device)
 
     def _make_forward(self) -> FlatForward:
         backend, recompute = self._config.train.backend, self._config.train.backend.gradient_checkpointing
@@ -73,14 +76,14 @@ class TorchBackend:
         sums = StepSums()
         learning, silent = self._groups(batch)
         for micro in self._micro_batches(batch, learning):
-            loss = self._objective(self._trained_tokens(batch, micro))
+            loss = self._loss(batch, micro)
             torch.autograd.backward(loss.total)
             self._optimizer.gather()
             self._count += loss.count
             sums.add(_read(loss))
         with torch.no_grad():
             for micro in self._micro_batches(batch, silent):
-                loss = self._objective(self._trained_tokens(batch, micro))
+                loss = self._loss(batch, micro)
                 self._count += loss.count
                 sums.add(_read(loss))
         return sums
@@ -171,6 +174,9 @@ class TorchBackend:
             with_entropy=with_entropy,
             entropy_gradient=self._objective.entropy_gradient,
         )
+
+    def _loss(self, batch: TrainBatch, micro: MicroBatch) -> LossSums:
+        return self._objective(self._trained_tokens(batch, micro))
 
     def _trained_tokens(self, batch: TrainBatch, micro: MicroBatch) -> TrainedTokens:
         def column(ragged: Ragged | None) -> Tensor | None:

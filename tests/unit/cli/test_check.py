@@ -59,6 +59,7 @@ def test_what_cannot_work_is_an_error(small_run, overrides, expected):
         (["train.warmup_steps=10"], "train.warmup_steps"),
         (["train.min_lr_ratio=0.1"], "train.min_lr_ratio"),
         (["algorithm.kl.place=reward"], "algorithm.kl.place"),
+        (["algorithm.old_logprobs=recompute"], "algorithm.correction"),
         (["algorithm.kl.kind=k1"], "algorithm.kl.kind"),
         (["algorithm.kl.update_reference_every=5"], "algorithm.kl.update_reference_every"),
         (["rollout.max_staleness=0", "rollout.on_stale=drop"], "rollout.on_stale"),
