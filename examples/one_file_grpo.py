@@ -67,7 +67,8 @@ class Policy:
             await self.queue.subscribe("engine")
         snapshot = self.publisher.snapshot(self.version + 1, self.trainer.weights(), self.trainer.canary())
         await self.publisher.publish(snapshot)
-        manifest = await self.queue.next_manifest("engine", self.version, wait_s=60.0)
+        manifest = await self.queue.next_manifest("engine", wait_s=60.0)
+        assert manifest is not None, "nobody recalls the weights here"
         await self.engine.load_weights(manifest)  # raises if a single bit is wrong
         await self.queue.acknowledge("engine", manifest.version)
         self.version = manifest.version

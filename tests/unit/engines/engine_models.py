@@ -46,6 +46,13 @@ def build(kind: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
         case "qwen3_moe":
             experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
             model = t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**sizes, **experts, tie_word_embeddings=False))
+        case "glm4_moe":  # a tied head, and a persistent buffer that routes
+            experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+            groups = {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+            model = t.Glm4MoeForCausalLM(t.Glm4MoeConfig(**sizes, **experts, **groups, tie_word_embeddings=True))
+            for name, buffer in model.named_buffers():
+                if name in model.state_dict():
+                    buffer.copy_(torch.randn(buffer.shape) * 2)
     with torch.no_grad():  # biases and norms are all equal in a fresh model, and a path that lost them would go unseen
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -70,7 +77,9 @@ class Publisher:
 
     def __call__(self, model: Any, version: int, *, weights: dict[str, torch.Tensor] | None = None) -> WeightManifest:
         """`weights` replaces what is sent; the canary is always the model's."""
-        named = dict(model.named_parameters()) if weights is None else weights
+        saved = model.state_dict().keys()
+        buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+        named = dict(model.named_parameters()) | buffers if weights is None else weights
         table, size = lay_out(named)
         content = bytearray(size)
         with torch.no_grad():

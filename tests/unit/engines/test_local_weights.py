@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_models import build, request
+from engine_models import build, request, true_logprobs
 
 from relax.errors import EngineError, WeightSyncError
 
@@ -138,3 +138,23 @@ async def test_a_running_request_survives_a_refused_version(start, publish):
     results = await asyncio.gather(answer(engine, "b"), engine.load_weights(bad), return_exceptions=True)
     assert results[0] == wanted
     assert isinstance(results[1], WeightSyncError)
+
+
+async def test_a_tied_head_and_persistent_buffers_are_part_of_a_version(start, publish):
+    """The buffer says which experts a token goes to: without it the log-probs are others."""
+    engine, first = await start("glm4_moe"), build("glm4_moe")
+    before = await answer(engine)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    manifest = publish(first, 1)
+    assert name in manifest.tensors
+    assert "lm_head.weight" not in manifest.tensors
+    first.get_buffer(name).neg_()
+    await engine.load_weights(publish(first, 2))
+    completions = await engine.generate(request("b", PROMPT, 4))
+    for completion in completions:
+        wanted = true_logprobs(first, [*PROMPT, *completion.token_ids])[len(PROMPT) - 1 :]
+        assert torch.allclose(torch.from_numpy(completion.logprobs), wanted, atol=1e-5)
+    assert [c.token_ids.tolist() for c in completions] != before
+    without = {n: p.detach() for n, p in first.named_parameters()}
+    with pytest.raises(WeightSyncError, match=f"1 missing: '{name}'"):
+        await engine.load_weights(publish(first, 3, weights=without))
