@@ -56,7 +56,7 @@ class Actor(Role):
         self._takes_turns = takes_turns(config)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", config.train.checkpoint.keep)
         self._publisher = WeightPublisher(bus, run_id=config.run.name)
-        self._publication: asyncio.Task[None] | None = None
+        self._publications: set[asyncio.Task[bool]] = set()
         self._backend: TrainBackend | None = None
         self._inside: Sequence[ColumnMaker] = ()
         self._since_checkpoint: list[dict[str, float | int]] = []  # metrics of steps
@@ -94,9 +94,9 @@ class Actor(Role):
         await self.bus.emit({"kind": "done", "step": self.step})
 
     async def stop(self) -> None:
-        if self._publication is not None:
-            self._publication.cancel()
-            await asyncio.gather(self._publication, return_exceptions=True)
+        for task in self._publications:
+            task.cancel()
+        await asyncio.gather(*self._publications, return_exceptions=True)
         await self._publisher.close()
 
     def status(self) -> dict[str, Any]:
@@ -175,25 +175,21 @@ class Actor(Role):
 
     # -- weights ------------------------------------------------------------------------------------------------------
     async def _publish(self) -> None:
-        """Takes the snapshot now; the rest travels while training goes on, one publication after the other."""
+        """Takes the snapshot now; the rest travels while training goes on. A version that is overtaken before is left out."""
         assert self._backend is not None
         backend, version = self._backend, self.version
         for maker in self._inside:
             await asyncio.to_thread(maker.published, version)
-        snapshot = await asyncio.to_thread(lambda: self._publisher.snapshot(version, backend.weights(), backend.canary()))
-        before = self._publication
-
-        async def send() -> None:
-            if before is not None:
-                await before
-            await self._publisher.publish(snapshot)
-
-        self._publication = asyncio.create_task(send())
+        snapshot = await self._publisher.snapshot_with_retries(version, backend.weights, backend.canary)
+        for task in [task for task in self._publications if task.done()]:
+            self._publications.remove(task)
+            task.result()  # raises what no retry has mended
+        send = self._publisher.publish_with_retries(snapshot)
+        self._publications.add(asyncio.create_task(send, name="relax-publication"))
 
     async def _published(self) -> None:
         """Waits until every receiver computes with the newest version."""
-        assert self._publication is not None
-        await self._publication
+        await asyncio.gather(*self._publications)
         while True:
             try:
                 await self.bus.wait_acknowledged(self.version, wait_s=60.0)
