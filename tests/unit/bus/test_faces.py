@@ -130,6 +130,32 @@ async def test_a_waiting_claim_wakes_when_its_rows_come(queue, ready, fill):
     assert (await queue.stats())["waited_s"]["actor"] > 0
 
 
+async def test_a_claim_may_ask_for_so_many_at_least(queue, ready, fill):
+    """It gets nothing before there are as many, and more when there are more; more than the step's places cannot be."""
+    await ready(queue)
+    await fill(queue, 2)
+    waiting = asyncio.create_task(queue.claim("actor", ("tokens",), num_groups=4, at_least=3, wait_s=5.0, step=0))
+    await asyncio.sleep(0.02)
+    assert "2 groups ready of the 3 that are wanted at least" in (await queue.stats())["waits"][0]["reason"]
+    await fill(queue, 1)
+    assert len(set((await waiting).group_ids)) == 3
+    with pytest.raises(BusError, match="at_least = 2, but step 0 has 1 places left"):
+        await queue.claim("actor", ("tokens",), num_groups=2, at_least=2, wait_s=0.0, step=0)
+    with pytest.raises(BusError, match="at_least = 3 must be from 1 to num_groups = 2"):
+        await queue.claim("actor", ("tokens",), num_groups=2, at_least=3, wait_s=0.0)
+    await fill(queue, 1)
+    assert len(set((await queue.claim("critic", ("tokens",), num_groups=9, at_least=4, wait_s=0.0)).group_ids)) == 4
+
+
+async def test_a_ticket_names_its_prompt(queue, ready):
+    """Prompts are counted apart from issues: a filtered group uses its prompt up."""
+    await ready(queue)
+    tickets = await queue.admit(3, 1.0)
+    assert [(ticket.issue, ticket.prompt) for ticket in tickets] == [(0, 0), (1, 1), (2, 2)]
+    await queue.forfeit(1, "filtered", "no signal")
+    assert [(ticket.issue, ticket.prompt) for ticket in await queue.admit(1, 1.0)] == [(3, 3)]
+
+
 async def test_a_cancelled_claim_takes_nothing(queue, ready, fill):
     await ready(queue)
     waiting = asyncio.create_task(queue.claim("actor", ("tokens",), num_groups=1, wait_s=5.0))

@@ -32,6 +32,22 @@ async def test_rows_return_at_the_deadline(clock, ready, group):
     await core.ack([again.lease_id], step=0)
 
 
+async def test_a_lease_that_is_renewed_lives_on(clock, ready, group):
+    """A whole lease from then on; one that has ended stays ended."""
+    core = Core(QueueLimits(1, 1, 3, lease_s=60.0), clock=clock)
+    await ready(core)
+    for ticket in await core.admit(2, 0.0):
+        await core.put_group(ticket.issue, group(0), 0.0)
+    kept, lost = [await core.claim("critic", ("tokens",), num_groups=1, wait_s=0.0) for _ in range(2)]
+    for clock.time_s in (59.0, 118.0, 177.0):
+        await core.renew([kept.lease_id])
+    await core.renew([lost.lease_id, kept.lease_id, "another life's"])
+    assert set((await core.claim("critic", ("tokens",), num_groups=9, wait_s=0.0)).row_ids) == set(lost.row_ids)
+    with pytest.raises(StaleHandle, match="ran past"):
+        await core.ack([lost.lease_id])
+    await core.ack([kept.lease_id])
+
+
 async def test_a_waiting_claim_wakes_at_another_ones_deadline(ready, group):
     core = Core(QueueLimits(1, 0, 3, lease_s=0.05))
     await one_group(core, ready, group)
