@@ -163,8 +163,11 @@ class Calls:
         if number == NOTICE:
             self._lose(str(decode_error(result)))
             return
-        if number in self._pings and ok:
-            self._resend(number, set(result))
+        if number in self._pings:
+            if ok:
+                self._resend(number, set(result))
+            else:
+                self._lose(str(decode_error(result)))  # the server does not know this client, so that no call will be answered
             return
         call = self._pending.get(number)
         if call is None or call.future.done():

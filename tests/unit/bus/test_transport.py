@@ -139,6 +139,20 @@ async def test_a_silent_client_is_taken_for_dead(monkeypatch, ready, group):
         await bus.close()
 
 
+async def test_a_client_that_was_taken_for_dead_learns_it_from_its_next_ping(monkeypatch):
+    """Otherwise a call that was under way would wait for an answer that nobody gives."""
+    monkeypatch.setattr("relax.bus.calls.BEAT_S", 0.02)
+    async with BusServer(Core(LIMITS)) as server:
+        bus = await connect(server.address)
+        waiting = asyncio.create_task(bus.admit(1, 600.0))
+        await asyncio.sleep(0.02)
+        (session,) = server._sessions.values()
+        server._forget(session)
+        with pytest.raises(BusGone, match="taken for dead: connect again"):
+            await asyncio.wait_for(waiting, 5.0)
+        await bus.close()
+
+
 async def test_tickets_of_a_client_that_leaves_are_given_again(ready):
     async with BusServer(Core(LIMITS)) as server:
         await ready(server.core)
