@@ -144,7 +144,8 @@ class Controller:
         """Ends with an error when the run cannot go on, or when nothing has moved for too long."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._watch_s)
+                async with asyncio.timeout(self._watch_s):  # `wait_for` loses a cancellation that comes with the event
+                    await self._wake.wait()
             self._wake.clear()
             before = recovery.restarting
             statuses = await self.runtime.status()

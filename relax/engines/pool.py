@@ -162,7 +162,8 @@ class EnginePool:
     async def _pause(self, seconds: float) -> None:
         self._changed.clear()
         try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):  # `wait_for` loses a cancellation that comes with the event
+                await self._changed.wait()
         except TimeoutError:
             log.debug("no engine was added or became ready within %.1f s", seconds)
 
@@ -182,7 +183,8 @@ class EnginePool:
     async def _look_at(self, member: Member, reason: EngineError | None = None) -> None:
         """Finds out how an engine is that failed a request with `reason`, or that was not ready."""
         try:
-            stats = await asyncio.wait_for(member.engine.stats(), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                stats = await member.engine.stats()
         except EngineError as error:
             self._set(member, State.DOWN, reason or error)
         except TimeoutError:
@@ -193,12 +195,18 @@ class EnginePool:
     def _start(self, kind: str, member: Member, work: Callable[[Member], Coroutine[None, None, None]]) -> None:
         """One task of each kind for an engine, unless it is at work already."""
         key = (member, kind)
-        if key not in self._tasks:
+        running = self._tasks.get(key)
+        if running is None or running.done():
             self._run(work(member), key)
 
     def _run(self, work: Coroutine[None, None, None], key: Hashable) -> None:
         self._tasks[key] = task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+        def forget(ended: asyncio.Task[None]) -> None:
+            if self._tasks.get(key) is ended:  # the next one may have begun before this is called
+                del self._tasks[key]
+
+        task.add_done_callback(forget)
 
     async def _follow(self, member: Member) -> None:
         """Asks what the engine's requests have come to, while it has some."""
@@ -222,7 +230,8 @@ class EnginePool:
         if not routes:
             return
         try:
-            found = await asyncio.wait_for(member.engine.progress(tuple(routes)), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                found = await member.engine.progress(tuple(routes))
         except (EngineError, TimeoutError) as error:
             log.debug("%s does not say what its requests have come to: %s", member.name, error)
             return
