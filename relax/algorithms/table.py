@@ -18,6 +18,7 @@ from relax.algorithms.grpo import grpo
 from relax.algorithms.opd import opd
 from relax.algorithms.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from relax.algorithms.rloo import rloo
+from relax.algorithms.shaping import is_shaping
 from relax.config.algorithm import AlgorithmConfig, CustomConfig, PPOConfig, policy_column
 from relax.data.dotted import load_object
 
@@ -123,6 +124,16 @@ def estimator_columns(config: AlgorithmConfig) -> tuple[str, ...]:
     if config.kl.coef > 0 and config.kl.place == "reward":
         names += [policy_column(config), "ref_logprobs"]
     return tuple(dict.fromkeys(names))
+
+
+def made_columns(config: AlgorithmConfig) -> tuple[str, ...]:
+    """Columns that `advantages` makes."""
+    names = ["advantages"]
+    if ALGORITHMS[config.type].returns:
+        names.append("returns")
+    if is_shaping(config.shaping):
+        names.append("shaped_reward")
+    return tuple(names)
 
 
 def needed_columns(config: AlgorithmConfig) -> tuple[str, ...]:

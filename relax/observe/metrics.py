@@ -33,6 +33,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tokens_per_s", "tokens/s", "tokens trained on over the time of the step"),
     Metric("reward/mean", "", "mean reward"),
+    Metric("reward/shaped_mean", "", "mean reward with the length in it, where algorithm.shaping puts it there"),
     Metric("reward/std_within_group", "", "mean over groups of the rewards' deviation within the group"),
     Metric("reward/zero_signal_groups", "groups", "groups whose rewards are all equal: nothing is learned from them"),
     Metric("response/length_mean", "tokens", "mean length of the responses"),

@@ -100,7 +100,7 @@ class Actor(Role):
         await self._publisher.close()
 
     def status(self) -> dict[str, Any]:
-        inside = {f"{maker.column}_version": maker.version for maker in self._inside if maker.version is not None}
+        inside = {f"{maker.columns[0]}_version": maker.version for maker in self._inside if maker.version is not None}
         return super().status() | {"step": self.step, "version": self.version} | inside
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -114,7 +114,10 @@ class Actor(Role):
         while taken < size:
             lease = await self._take(size - taken, metrics)
             leases.append(lease)
-            for part in self._rows(lease, metrics).parts(self._claims.part):
+            with metrics.timed("train"):
+                rows = await asyncio.to_thread(self._completed, lease)
+            metrics.add_rows(rows)
+            for part in rows.parts(self._claims.part):
                 self.activity = f"step {self.step}: training on {taken} to {taken + part.num_groups} of {size} groups"
                 with metrics.timed("train"):
                     batches.append(await asyncio.to_thread(self._train_on, part, metrics))
@@ -150,18 +153,18 @@ class Actor(Role):
                     self.activity = f"step {self.step}: waiting for {timeout.reason}"
         return lease
 
-    def _rows(self, lease: Lease, metrics: StepMetrics) -> Rows:
+    def _completed(self, lease: Lease) -> Rows:
+        """The rows with every column that is to be made here."""
         rows = Rows(dict(lease.columns), np.asarray(lease.group_ids, np.int64))
         if self.config.rollout.on_stale == "mask":
             last_update = self.version + self.config.train.updates_per_step - 1
             rows = rows.masked_before(last_update - self.config.rollout.max_staleness)
-        metrics.add_rows(rows)
+        for maker in self._inside:
+            rows.columns.update(maker.make(rows.columns, rows.group_ids))
         return rows
 
     def _train_on(self, rows: Rows, metrics: StepMetrics) -> TrainBatch:
         assert self._backend is not None
-        for maker in self._inside:
-            rows.columns[maker.column] = maker.make(rows.columns, rows.group_ids)
         batch = rows.to_batch()
         metrics.sums.add(self._backend.forward_backward(batch))
         return batch

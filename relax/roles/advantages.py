@@ -1,4 +1,4 @@
-"""The column `advantages`: whole groups' rewards become one number for each trained token."""
+"""The columns `advantages` (and `returns`, `shaped_reward`): rewards become one number for each trained token."""
 
 from collections.abc import Mapping
 
@@ -6,24 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax.algorithms.advantages import advantages
-from relax.algorithms.table import estimator_columns
+from relax.algorithms.table import estimator_columns, made_columns
 from relax.config.run import RunConfig
 from relax.roles.columns import ColumnMaker
-from relax.types import Column, Ragged
+from relax.types import Column
 
 
 class Advantages(ColumnMaker):
-    """Groups may come in any number and order: each is computed from its own rewards alone."""
+    """Groups may come in any number and order, unless the algorithm is one of whole batches: then all of a step at once."""
 
-    column = "advantages"
     max_groups = 256  # they are cheap
 
     def __init__(self, config: RunConfig) -> None:
         self._algorithm, self._longest = config.algorithm, config.rollout.max_new_tokens
-        self.needs = ("reward", "loss_mask", *estimator_columns(config.algorithm))
+        self.columns = made_columns(config.algorithm)
+        self.needs = ("reward", "loss_mask", "num_sampled", *estimator_columns(config.algorithm))
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
-        made = advantages(self._algorithm, columns, group_ids=group_ids, length_budget=self._longest)
-        column = made[self.column]
-        assert isinstance(column, Ragged)
-        return column
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+        return advantages(self._algorithm, columns, group_ids=group_ids, length_budget=self._longest)

@@ -15,18 +15,18 @@ from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
 from relax.errors import StaleHandle
 from relax.roles.role import Role
-from relax.types import Column, Ragged, WeightManifest
+from relax.types import Column, WeightManifest
 from relax.weights.follower import follow
 
 
 class ColumnMaker:
-    """Computes one column from others; its methods are blocking.
+    """Computes columns from others; its methods are blocking.
 
     `max_groups`: the most that a role of its own takes at once. `follows_policy`: `adopt` wants to see publications.
     `version`: of the policy that it computes with, if any.
     """
 
-    column: str
+    columns: tuple[str, ...]
     needs: tuple[str, ...]
     max_groups: int
     follows_policy = False
@@ -35,8 +35,8 @@ class ColumnMaker:
     def load(self) -> None:
         """Takes what is heavy; called once, before anything else."""
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
-        """The column of rows with `needs`; `group_ids [N]`."""
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+        """The columns of rows with `needs`, by name; `group_ids [N]`."""
         raise AssertionError(f"{type(self).__name__} makes no column")
 
     def adopt(self, manifest: WeightManifest) -> float:
@@ -51,7 +51,7 @@ class ColumnMaker:
 
 
 class ColumnRole(Role):
-    """A role that fills one column, with weights that follow the published ones if its maker wants them."""
+    """A role that fills columns, with weights that follow the published ones if its maker wants them."""
 
     def __init__(self, name: str, config: RunConfig, bus: TransferQueue, maker: ColumnMaker) -> None:
         super().__init__(name, config, bus)
@@ -83,8 +83,8 @@ class ColumnRole(Role):
 
     async def _compute(self, lease: Lease) -> None:
         async with self._lock:
-            column = await asyncio.to_thread(self.maker.make, lease.columns, np.asarray(lease.group_ids, np.int64))
-        await self.bus.write(lease.row_ids, {self.maker.column: column})
+            made = await asyncio.to_thread(self.maker.make, lease.columns, np.asarray(lease.group_ids, np.int64))
+        await self.bus.write(lease.row_ids, made)
         await self.settle([lease])
 
     def status(self) -> dict[str, Any]:

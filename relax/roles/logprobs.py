@@ -36,7 +36,7 @@ class _Logprobs(ColumnMaker):
 class PublishedPolicy(_Logprobs):
     """`old_logprobs` under the newest published weights, with a back end of its own."""
 
-    column = "old_logprobs"
+    columns = ("old_logprobs",)
     follows_policy = True
 
     def __init__(self, config: RunConfig, make_backend: MakeBackend) -> None:
@@ -46,9 +46,9 @@ class PublishedPolicy(_Logprobs):
     def load(self) -> None:
         self._backend = self._make_backend(self._config)
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
         assert self._backend is not None
-        return self._backend.logprobs(to_rows(columns, group_ids))
+        return {self.columns[0]: self._backend.logprobs(to_rows(columns, group_ids))}
 
     def adopt(self, manifest: WeightManifest) -> float:
         assert self._backend is not None
@@ -60,7 +60,7 @@ class PublishedPolicy(_Logprobs):
 class Reference(_Logprobs):
     """`ref_logprobs` with a back end of its own. `files`: where a reference that follows the policy keeps its weights."""
 
-    column = "ref_logprobs"
+    columns = ("ref_logprobs",)
     version: int = 0
 
     def __init__(self, config: RunConfig, make_backend: MakeBackend, files: ReferenceFiles, first_version: int) -> None:
@@ -82,9 +82,9 @@ class Reference(_Logprobs):
             self.version, weights = found
             self._backend.put_weights(weights)
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
         assert self._backend is not None
-        return self._backend.logprobs(to_rows(columns, group_ids))
+        return {self.columns[0]: self._backend.logprobs(to_rows(columns, group_ids))}
 
     def adopt(self, manifest: WeightManifest) -> float:
         assert self._backend is not None
@@ -101,19 +101,19 @@ class Reference(_Logprobs):
 class CurrentPolicy(_Logprobs):
     """`old_logprobs` under the weights of the actor's back end: rows are computed before their step's first update."""
 
-    column = "old_logprobs"
+    columns = ("old_logprobs",)
 
     def __init__(self, backend: TrainBackend) -> None:
         self._backend = backend
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
-        return self._backend.logprobs(to_rows(columns, group_ids))
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+        return {"old_logprobs": self._backend.logprobs(to_rows(columns, group_ids))}
 
 
 class SwappedReference(_Logprobs):
     """`ref_logprobs` with the actor's back end and a copy of the reference's weights, made before a checkpoint is loaded."""
 
-    column = "ref_logprobs"
+    columns = ("ref_logprobs",)
     version: int = 0
 
     def __init__(self, backend: TrainBackend, files: ReferenceFiles) -> None:
@@ -124,8 +124,8 @@ class SwappedReference(_Logprobs):
         self._weights = {name: tensor.clone() for name, tensor in self._backend.weights().items()}
         self._files.begin(self._weights)
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> Ragged:
-        return self._backend.logprobs(to_rows(columns, group_ids), self._weights)
+    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+        return {"ref_logprobs": self._backend.logprobs(to_rows(columns, group_ids), self._weights)}
 
     def resumed(self, version: int) -> None:
         found = self._files.back_to(version)

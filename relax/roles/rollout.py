@@ -255,17 +255,23 @@ def sample_seeds(run_seed: int, prompt: int, group_size: int) -> list[int]:
 
 def to_columns(samples: Sequence[Sample]) -> dict[str, Column]:
     """The columns that the rollout writes: per-token ones ragged; `versions` and `newest_versions`: of each row's trained
-    tokens; `segments`: for each row the runs of equal versions as `[start, version]`."""
+    tokens; `num_sampled`: tokens that the policy wrote, trained or not; `segments`: for each row the runs of equal versions as
+    `[start, version]`."""
     return {
         "tokens": Ragged.pack([np.asarray(s.tokens, np.int32) for s in samples]),
         "loss_mask": Ragged.pack([np.asarray(s.loss_mask, np.uint8) for s in samples]),
         "rollout_logprobs": Ragged.pack([np.asarray(s.rollout_logprobs, np.float32) for s in samples]),
         "versions": np.asarray([s.oldest_version for s in samples], np.int64),
         "newest_versions": np.asarray([s.newest_version for s in samples], np.int64),
+        "num_sampled": np.asarray([_num_sampled(s) for s in samples], np.int64),
         "segments": [[[segment.start, segment.version] for segment in s.versions] for s in samples],
         "reward": np.asarray([s.reward for s in samples], np.float64),
         "outcome": [str(s.outcome) for s in samples],
     }
+
+
+def _num_sampled(sample: Sample) -> int:
+    return sum(turn.end - turn.start for turn in sample.turns if turn.role == "assistant") or int(sample.loss_mask.sum())
 
 
 def _readable(sample: Sample, ticket: Ticket) -> dict[str, Any]:

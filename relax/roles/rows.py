@@ -12,6 +12,8 @@ from relax.bus.columns import slice_rows
 from relax.train.backend import TrainBatch
 from relax.types import Column, Ragged
 
+_TO_BATCH = ("rollout_logprobs", "advantages", "old_logprobs", "ref_logprobs")
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -55,11 +57,7 @@ class Rows:
 
     def to_batch(self) -> TrainBatch:
         """The rows as the back end reads them."""
-        optional = {
-            name: self.ragged(name)
-            for name in ("rollout_logprobs", "advantages", "old_logprobs", "ref_logprobs")
-            if name in self.columns
-        }
+        optional = {name: self.ragged(name) for name in _TO_BATCH if name in self.columns}
         return TrainBatch(self.ragged("tokens"), self.ragged("loss_mask"), self.group_ids, **optional)
 
 

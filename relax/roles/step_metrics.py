@@ -24,6 +24,7 @@ class StepMetrics:
         self._started = started
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._rewards: list[np.ndarray] = []
+        self._shaped: list[np.ndarray] = []
         self._groups: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
         self._ages: list[np.ndarray] = []
@@ -48,6 +49,8 @@ class StepMetrics:
         self._ages.append(self.version - np.minimum.reduceat(versions, mask.offsets[:-1]))
         self._num_segments.append(np.array([len(segments) for segments in rows.values("segments")]))
         self._rewards.append(np.asarray(rows.columns["reward"], np.float64))
+        if "shaped_reward" in rows.columns:
+            self._shaped.append(np.asarray(rows.columns["shaped_reward"], np.float64))
         self._groups.append(rows.group_ids)
         self._outcomes.update(str(outcome) for outcome in rows.values("outcome"))
 
@@ -77,5 +80,7 @@ class StepMetrics:
             "samples_per_s": len(rewards) / step_s,
             "tokens_per_s": int(lengths.sum()) / step_s,
         }
+        if self._shaped:
+            metrics["reward/shaped_mean"] = float(np.concatenate(self._shaped).mean())
         metrics |= {f"age/count_{age}": int((ages == age).sum()) for age in np.unique(ages).tolist()}
         return metrics | self.sums.values() | dict(finished)

@@ -10,6 +10,7 @@
 from dataclasses import dataclass
 from math import ceil
 
+from relax.algorithms.table import has_advantages, is_whole_batch, made_columns, needed_columns
 from relax.config.run import RunConfig
 
 
@@ -28,6 +29,7 @@ MODES = {
     "fully_async": Mode(has_services=True, takes_turns=False),
 }
 
+_COLUMNS = {"reference": ("ref_logprobs",), "actor_fwd": ("old_logprobs",)}  # of makers that always make the same
 _NUM_PARTS = 4  # a step's groups reach the actor in about so many parts
 
 
@@ -44,7 +46,7 @@ class RoleSpec:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """How the actor takes a step's groups: `at_least` to `at_most` at a time; it computes on `part` of them at once."""
+    """How the actor takes a step's groups: `at_least` to `at_most` at a time; it trains on `part` of them at once."""
 
     at_least: int
     at_most: int
@@ -57,13 +59,17 @@ def mode_of(config: RunConfig) -> Mode:
 
 
 def column_makers(config: RunConfig) -> dict[str, str]:
-    """Who computes columns between rollout and actor, and why: role name -> reason. Useless ones are left out."""
+    """Who computes columns between rollout and actor, and why: role name -> reason. Each may need columns of those before it;
+    useless ones are left out."""
     algorithm = config.algorithm
-    makers = {"advantages": f"turns rewards into advantages ({algorithm.type})"}
-    if algorithm.kl.coef > 0:
+    needed = needed_columns(algorithm)
+    makers = {}
+    if "ref_logprobs" in needed:
         makers["reference"] = f"algorithm.kl.coef = {algorithm.kl.coef} needs reference log-probs"
-    if algorithm.old_logprobs == "recompute":
+    if "old_logprobs" in needed:
         makers["actor_fwd"] = 'algorithm.old_logprobs = "recompute" needs the proximal policy'
+    if has_advantages(algorithm):
+        makers["advantages"] = f"turns rewards into advantages ({algorithm.type})"
     return makers
 
 
@@ -73,8 +79,8 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     inside = in_actor(config)
     also = f"; computes {', '.join(inside)} itself" if inside else ""
     specs = [RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue")]
-    if mode.has_services:
-        for name, reason in column_makers(config).items():
+    for name, reason in column_makers(config).items():
+        if name not in inside:
             specs.append(RoleSpec(name, reason, 0.0, 0.0 if name == "advantages" else resources.reference_gpus))
     share = 0.5 if mode.takes_turns else 1.0
     specs.append(
@@ -90,8 +96,11 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
 
 
 def in_actor(config: RunConfig) -> tuple[str, ...]:
-    """The column makers that run inside the actor."""
-    return () if mode_of(config).has_services else tuple(column_makers(config))
+    """The column makers that run inside the actor: all of them without services, else those that need a whole step at once."""
+    makers = tuple(column_makers(config))
+    if not mode_of(config).has_services:
+        return makers
+    return ("advantages",) if "advantages" in makers and is_whole_batch(config.algorithm) else ()
 
 
 def engine_names(config: RunConfig) -> tuple[str, ...]:
@@ -115,19 +124,20 @@ def takes_turns(config: RunConfig) -> bool:
 
 def actor_columns(config: RunConfig) -> tuple[str, ...]:
     """The columns that a row needs before the actor may take it."""
-    columns = ["tokens", "loss_mask", "rollout_logprobs", "versions", "segments", "reward", "outcome"]
-    if mode_of(config).has_services:
-        made = {"advantages": "advantages", "reference": "ref_logprobs", "actor_fwd": "old_logprobs"}
-        columns += [made[name] for name in column_makers(config)]
+    columns = ["tokens", "loss_mask", "rollout_logprobs", "versions", "segments", "num_sampled", "reward", "outcome"]
+    inside = in_actor(config)
+    for name in column_makers(config):
+        if name not in inside:
+            columns += made_columns(config.algorithm) if name == "advantages" else _COLUMNS[name]
     return tuple(columns)
 
 
 def actor_claims(config: RunConfig) -> Claims:
-    """A whole step at once where the actor waits for its turn. Parts of fixed size where sums must not depend on timing. Else
-    whatever is ready, but not single groups, whose micro-batches would be small and slow."""
+    """A whole step at once where the actor waits for its turn, or advantages for all rows. Parts of fixed size where sums must
+    not depend on timing. Else whatever is ready, but not single groups, whose micro-batches would be small and slow."""
     size = config.rollout.prompts_per_step
     part = ceil(size / _NUM_PARTS)
-    if mode_of(config).takes_turns:
+    if mode_of(config).takes_turns or is_whole_batch(config.algorithm):
         return Claims(size, size, part)
     if config.run.deterministic:
         return Claims(part, part, part)

@@ -58,6 +58,7 @@ def step_row():
         "segments": [[[1, 2]], [[1, 3]]],
         "outcome": ["ok", "truncated"],
     }
+    columns["shaped_reward"] = np.array([0.5, -0.5])
     metrics.add_rows(Rows(columns, np.zeros(2, np.int64)))
     metrics.sums = objective_metrics()
     row = StepRow()

@@ -30,7 +30,9 @@ def config_of(mode: str, *overrides: str) -> RunConfig:
 def scored(maker: ColumnMaker) -> float:
     """What the fake back end makes of the weights: -1 less the number of steps that made them."""
     tokens, mask = Ragged.pack([np.arange(3, dtype=np.int32)]), Ragged.pack([np.array([0, 1, 1], np.uint8)])
-    return float(maker.make({"tokens": tokens, "loss_mask": mask}, np.zeros(1, np.int64)).values[1])
+    made = maker.make({"tokens": tokens, "loss_mask": mask}, np.zeros(1, np.int64))[maker.columns[0]]
+    assert isinstance(made, Ragged)
+    return float(made.values[1])
 
 
 class Published(FakeBackend):
@@ -85,8 +87,8 @@ def test_a_reference_that_does_not_follow_sees_no_publication(tmp_path: Path) ->
 def test_the_actor_computes_the_reference_with_swapped_weights(tmp_path: Path) -> None:
     backend = FakeBackend()
     config = config_of("colocate")
-    makers = {maker.column: maker for maker in make_inside(config, backend, tmp_path)}
-    assert list(makers) == ["advantages", "ref_logprobs", "old_logprobs"]
+    makers = {maker.columns[0]: maker for maker in make_inside(config, backend, tmp_path)}
+    assert list(makers) == ["ref_logprobs", "old_logprobs", "advantages"]
     for maker in makers.values():
         maker.load()
     found = []

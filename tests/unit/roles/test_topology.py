@@ -40,7 +40,7 @@ EVERYTHING = ["algorithm.kl.coef=0.01", "algorithm.old_logprobs=recompute", "rol
 def test_the_actor_computes_the_columns_where_no_role_does(mode: str) -> None:
     config = make_config(RAW, [*EVERYTHING, f"resources.mode={mode}"])
     assert [spec.name for spec in role_specs(config)] == ["rollout", "actor"]
-    assert in_actor(config) == ("advantages", "reference", "actor_fwd")
+    assert in_actor(config) == ("reference", "actor_fwd", "advantages")
     assert not {"advantages", "ref_logprobs", "old_logprobs"} & set(actor_columns(config))
 
 
@@ -48,6 +48,17 @@ def test_roles_of_their_own_leave_the_actor_nothing_to_compute() -> None:
     config = make_config(RAW, [*EVERYTHING, "resources.mode=fully_async"])
     assert in_actor(config) == ()
     assert {"advantages", "reference", "actor_fwd"} < {spec.name for spec in role_specs(config)}
+
+
+@pytest.mark.parametrize("mode", ["colocate", "hybrid", "fully_async"])
+def test_advantages_over_a_whole_step_are_computed_in_the_actor(mode: str) -> None:
+    overrides = ["algorithm.type=reinforce_pp", "algorithm.kl.coef=0.1", "rollout.max_staleness=0", f"resources.mode={mode}"]
+    config = make_config(RAW, overrides)
+    assert "advantages" in in_actor(config)
+    assert "advantages" not in {spec.name for spec in role_specs(config)}
+    assert "advantages" not in actor_columns(config)
+    assert actor_claims(config).at_least == config.rollout.prompts_per_step
+    assert ("ref_logprobs" in actor_columns(config)) == (mode == "fully_async")
 
 
 def test_turns_share_the_devices_and_take_the_whole_step() -> None:
