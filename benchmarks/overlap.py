@@ -1,6 +1,6 @@
 """What two cores can gain from generating and training side by side, with the hand-written loops of `limit.py`.
 
-    python benchmarks/overlap.py [--rounds 5] [--iterations 3]
+    python benchmarks/overlap.py [--rounds 5] [--iterations 3] [--json FILE]
 
     in turn, 2 threads    one process: generate 256 samples, train on 256, and so on
     in turn, 1 thread     the same on one core
@@ -11,12 +11,14 @@ The modes run in turn in every round; what is printed are ratios to the first.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import statistics
 import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -76,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="write the ratios here as well")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -102,10 +105,12 @@ def main() -> None:
         barrier.wait()
     first = next(iter(MODES))
     print(f"{'':20}{'s/256 samples':>14}{'quicker':>9}")
-    for name in MODES:
+    ratios = {name: statistics.median(row[first] / row[name] for row in rounds) for name in MODES}
+    for name, ratio in ratios.items():
         seconds = statistics.median(row[name] for row in rounds)
-        ratio = statistics.median(row[first] / row[name] for row in rounds)
         print(f"{name:20}{seconds:14.3f}{ratio:8.2f}x")
+    if args.json:
+        args.json.write_text(json.dumps(ratios), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,214 @@
+"""The three modes and several bounds on equal work: step times, waits, overlap, ages, and what each of them learns.
+
+    python benchmarks/modes.py [--steps 40] [--rounds 2] [--runtime ray] [--cases colocate:0 hybrid:1 fully_async:1 ...]
+
+Each case is the arithmetic example as a user runs it (`relax train`, in a process of its own), with another mode and bound.
+The cases run in turn in every round; what is printed are ratios to `colocate` of the same round. Where phases take turns, each
+of them has both cores; where they run side by side, each has one. `overlap.py` says what two cores can gain at best; the share
+of it that a case reaches is its gain over `colocate` against that gain.
+
+Needs the example's warm-started model: `relax sft examples/arithmetic/sft.toml` makes it, and is called if it is missing.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = "examples/arithmetic"
+MODEL = ROOT / ".cache" / "models" / "tiny-arithmetic"
+CASES = ["colocate:0", *(f"{mode}:{bound}" for mode in ("hybrid", "fully_async") for bound in (0, 1, 2, 4))]
+COLORS = ("#7b8794", "#c7dbff", "#5a8ef0", "#2563eb", "#132f70", "#f9c38f", "#ea7317", "#d64550", "#7c5cd6")
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run left behind: its rows of `metrics.jsonl`, and seconds that each task waited, by name, of how many."""
+
+    rows: list[dict[str, Any]]
+    waited_s: dict[str, float] = field(default_factory=dict)
+
+    def steady(self, warm: int) -> list[dict[str, Any]]:
+        return self.rows[min(warm, len(self.rows) // 2) :]
+
+    def step_s(self, warm: int) -> float:
+        return statistics.median(row["step_s"] for row in self.steady(warm))
+
+    def wait(self, name: str, warm: int) -> float:
+        """Seconds waited, as a share of the steps' seconds."""
+        rows = self.steady(warm)
+        return sum(float(row.get(name, 0.0)) for row in rows) / sum(float(row["step_s"]) for row in rows)
+
+    def waits_of_tasks(self) -> dict[str, float]:
+        """By task of the queue, as a share of the whole run."""
+        total = float(self.rows[-1]["time_s"])
+        return {name: seconds / total for name, seconds in self.waited_s.items() if name in ("advantages", "reference")}
+
+
+def train(case: str, folder: Path, args: argparse.Namespace, round_: int) -> Run:
+    """One run of a case."""
+    mode, bound = case.split(":")
+    threads = 2 if mode == "colocate" else 1
+    name = f"{mode}-{bound}-{round_}"
+    overrides = [
+        f"run.name={name}",
+        f"run.dir={folder}",
+        f"run.runtime={args.runtime}",
+        f"resources.mode={mode}",
+        f"rollout.max_staleness={bound}",
+        f"rollout.engine.num_threads={threads}",
+        f"train.backend.num_threads={threads}",
+        f"train.num_steps={args.steps}",
+        f"train.lr={args.lr}",
+        "train.checkpoint.every=0",
+        "eval=none",
+        "observe.progress=false",
+        "observe.tensorboard=false",
+        *args.set,
+    ]
+    command = [sys.executable, "-m", "relax.cli.main", "train", f"{EXAMPLE}/run.toml", *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=_environment())
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    run_dir = folder / name
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
+    stats_file = run_dir / "stats.json"
+    stats = json.loads(stats_file.read_text("utf-8")) if stats_file.exists() else {}
+    return Run(rows, stats.get("waited_s", {}))
+
+
+def best_overlap(folder: Path) -> float:
+    """What side by side gains over taking turns, on this machine, now."""
+    out = folder / "overlap.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "overlap.py"), "--rounds", "3", "--json", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_environment())
+    return float(json.loads(out.read_text("utf-8"))["side by side"])
+
+
+def compare(runs: Mapping[str, Sequence[Run]], possible: float, warm: int) -> list[dict[str, Any]]:
+    """A line for each case; ratios are medians over the rounds."""
+    base = next(iter(runs))
+    lines = []
+    for case, own in runs.items():
+        mode, bound = case.split(":")
+        gains = [b.step_s(warm) / run.step_s(warm) for b, run in zip(runs[base], own, strict=True)]
+        gain = statistics.median(gains)
+        rows = [row for run in own for row in run.steady(warm)]
+        fifth = max(1, len(own[0].rows) // 5)
+        line: dict[str, Any] = {
+            "mode": mode,
+            "bound": int(bound),
+            "step_time": 1 / gain,
+            "gain": gain,
+            "gain_by_round": gains,
+            "overlap": (gain - 1) / (possible - 1),
+            "wait_actor": statistics.median(run.wait("wait/actor_s", warm) for run in own),
+            "wait_rollout": statistics.median(run.wait("wait/rollout_s", warm) for run in own),
+            "wait_tasks": own[-1].waits_of_tasks(),
+            "age_mean": statistics.fmean(row["age/mean"] for row in rows),
+            "age_max": max(row["age/max"] for row in rows),
+            "mixed": statistics.fmean(row["age/mixed_fraction"] for row in rows),
+            "clip_fraction": statistics.fmean(row["clip_fraction"] for row in rows),
+            "rollout_train_kl": statistics.fmean(row["rollout_train_kl"] for row in rows),
+            "ess": statistics.fmean(row["ess"] for row in rows),
+            "reward_first": statistics.fmean(row["reward/mean"] for run in own for row in run.rows[:fifth]),
+            "reward_last": statistics.fmean(row["reward/mean"] for run in own for row in run.rows[-fifth:]),
+        }
+        lines.append(line)
+    return lines
+
+
+def table(lines: Sequence[Mapping[str, Any]], possible: float) -> str:
+    """The lines as a table in Markdown."""
+    head = (
+        "mode", "bound", "step time to colocate", f"of the possible gain ({possible:.2f} x)", "actor waits", "rollout waits",
+        "age, mean and largest", "clipped", "`ess`", "reward, first and last fifth",
+    )  # fmt: skip
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for line in lines:
+        cells = (
+            line["mode"], str(line["bound"]), f"{line['step_time']:.2f}",
+            "-" if line["mode"] == "colocate" else f"{line['overlap']:.0%}",
+            f"{line['wait_actor']:.0%}", f"{line['wait_rollout']:.0%}", f"{line['age_mean']:.2f}, {line['age_max']:.0f}",
+            f"{line['clip_fraction']:.1%}", f"{line['ess']:.3f}", f"{line['reward_first']:.2f} {line['reward_last']:.2f}",
+        )  # fmt: skip
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def plot(runs: Mapping[str, Sequence[Run]], lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Rewards by step and by time (in steps of colocate), all cases in one picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    for (case, own), line, color in zip(runs.items(), lines, COLORS, strict=False):
+        curve = _smooth([statistics.fmean(rewards) for rewards in zip(*(_rewards(run) for run in own), strict=True)])
+        label = case.replace(":", ", bound ")
+        by_step.plot(range(1, len(curve) + 1), curve, color=color, lw=1.6, label=label)
+        by_time.plot([step * line["step_time"] for step in range(1, len(curve) + 1)], curve, color=color, lw=1.6)
+    by_step.set(xlabel="step", ylabel="mean reward", title="equal steps")
+    by_time.set(xlabel="time, in steps of colocate", title="equal time")
+    for axes in (by_step, by_time):
+        axes.grid(color="#e4e7eb")
+        axes.spines[["top", "right"]].set_visible(False)
+    by_step.legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _rewards(run: Run) -> list[float]:
+    return [float(row["reward/mean"]) for row in run.rows]
+
+
+def _smooth(values: Sequence[float], width: int = 7) -> list[float]:
+    return [statistics.fmean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
+
+
+def _environment() -> dict[str, str]:
+    quiet = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "GOMP_SPINCOUNT": "0"}
+    return os.environ | quiet
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--warm", type=int, default=5, help="first steps of each run that are left out of times and waits")
+    parser.add_argument("--lr", type=float, default=6e-4)
+    parser.add_argument("--runtime", choices=("ray", "inprocess"), default="ray")
+    parser.add_argument("--cases", nargs="+", default=CASES, help="mode:bound; the first is what the others are compared to")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides for every run, as for relax train")
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    parser.add_argument("--plot", type=Path, help="write the reward curves here (PNG)")
+    args = parser.parse_args()
+    if not (MODEL / "config.json").exists():
+        subprocess.run([sys.executable, "-m", "relax.cli.main", "sft", f"{EXAMPLE}/sft.toml"], cwd=ROOT, check=True)
+    runs: dict[str, list[Run]] = {case: [] for case in args.cases}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        possible = best_overlap(folder)
+        for round_ in range(args.rounds):
+            for case in args.cases:
+                runs[case].append(train(case, folder, args, round_))
+                print(f"round {round_ + 1} of {args.rounds}: {case} done", file=sys.stderr)
+    lines = compare(runs, possible, args.warm)
+    print(table(lines, possible))
+    if args.json:
+        args.json.write_text(json.dumps({"possible_gain": possible, "cases": lines}, indent=2), "utf-8")
+    if args.plot:
+        plot(runs, lines, args.plot)
+
+
+if __name__ == "__main__":
+    main()
