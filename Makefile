@@ -24,7 +24,9 @@ DEMO_MODEL := $(shell awk -F '"' '/^\[/{table=$$0} table=="[model]" && /^path/{p
 # Which tests `make test` picks, by marker, and extra words for pytest.
 MARKS ?= not slow and not gpu
 PYTEST_ARGS ?=
-TEST_FOLDERS := $(wildcard tests/rules tests/unit tests/ray tests/e2e)
+# Quick ones on both of two cores; whole runs one at a time, since they fill the machine.
+QUICK_TESTS := $(wildcard tests/rules tests/unit tests/simulation)
+WHOLE_RUNS := $(wildcard tests/ray tests/e2e)
 
 # One thread a process: several share the cores, and spinning threads would slow one another down. Nothing is downloaded.
 QUIET := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
@@ -54,7 +56,8 @@ demo: $(STAMP)  ## train a tiny model on arithmetic, start to end (DEMO_ARGS="tr
 	@$(BIN)/relax train $(DEMO_DIR)/run.toml $(DEMO_ARGS) --overwrite
 
 test: check-code  ## lint, types, rules, unit, Ray and end-to-end tests, without the slow ones
-	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" $(PYTEST_ARGS) $(TEST_FOLDERS)
+	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist loadgroup $(PYTEST_ARGS) $(QUICK_TESTS)
+	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" $(PYTEST_ARGS) $(WHOLE_RUNS)
 
 test-all:  ## the same with the slow tests
 	@$(MAKE) test MARKS="not gpu"
@@ -76,7 +79,7 @@ rules: $(STAMP)  ## the rules of the house only
 	$(QUIET) $(BIN)/python -m pytest tests/rules $(PYTEST_ARGS)
 
 unit: $(STAMP)  ## unit tests only
-	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" tests/unit $(PYTEST_ARGS)
+	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist loadgroup tests/unit $(PYTEST_ARGS)
 
 docs: $(STAMP)  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

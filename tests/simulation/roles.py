@@ -27,9 +27,9 @@ class Doubled(ColumnMaker):
 
     column, needs, max_groups = "advantages", ("tokens",), 3
 
-    def make(self, columns: Any, group_ids: NDArray[np.int64]) -> Ragged:
+    def make(self, columns: Any, group_ids: NDArray[np.int64]) -> dict[str, Column]:
         tokens = columns["tokens"]
-        return Ragged(tokens.values.astype(np.float32) * 2, tokens.offsets)
+        return {self.columns[0]: Ragged(tokens.values.astype(np.float32) * 2, tokens.offsets)}
 
 
 class Producer:

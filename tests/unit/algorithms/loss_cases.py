@@ -76,7 +76,8 @@ LEAVES = ("logprobs", "entropy", "top", "values")
 
 
 def case_id(case):
-    changed = {} if case.config is None else {n: getattr(case.config, n) for n in case.config.model_fields_set - {"type"}}
+    names = [] if case.config is None else sorted(case.config.model_fields_set - {"type"})
+    changed = {name: getattr(case.config, name) for name in names}
     shown = [getattr(value, "type", None) or getattr(value, "coef", value) for value in changed.values()]
     return "-".join(str(word) for word in (case.name, *shown))
 

@@ -34,7 +34,7 @@ SETTINGS = {
 }
 CASES = [config for name in ALGORITHMS for config in SETTINGS[name]]  # a new line of the table needs its settings here
 COLUMNS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values")
-every_case = pytest.mark.parametrize("config", CASES, ids=lambda c: "-".join([c.type, *map(str, c.model_fields_set)]))
+every_case = pytest.mark.parametrize("config", CASES, ids=lambda c: "-".join([c.type, *sorted(map(str, c.model_fields_set))]))
 LONGEST = 10
 
 
