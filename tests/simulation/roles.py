@@ -25,7 +25,7 @@ COLUMNS = ("tokens", "versions", "advantages")
 class Doubled(ColumnMaker):
     """A column that follows from the tokens, so that a second consumer writes the same."""
 
-    column, needs, max_groups = "advantages", ("tokens",), 3
+    columns, needs, max_groups = ("advantages",), ("tokens",), 3
 
     def make(self, columns: Any, group_ids: NDArray[np.int64]) -> dict[str, Column]:
         tokens = columns["tokens"]
