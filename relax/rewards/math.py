@@ -12,16 +12,16 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from relax.config.reward import MathRewardConfig
+from relax.rewards.boxed import BOXED, last_boxed
 from relax.rewards.table import reference_text
 
-BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # Powers of powers, powers and factorials of five digits and more: sympy computes them in full, for hours. They are no answer.
 _NUMBER = r"[{(\s]*-?\d[\d.]*[)}\s]*"
 EXPLOSIVE = re.compile(
     rf"(?<![\d.])\d[\d.]*[)}}\s]*(?:(?:\^|\*\*){_NUMBER}){{2,}}|(?:\^|\*\*)[{{(\s]*-?\d{{5,}}[)}}\s]*|(?<!\d)\d{{5,}}\s*!"
 )
+THIN_SPACE = re.compile(r"(?<=\d)\\[,!:;](?=\d{3}(?!\d))")  # between thousands
 MAX_CHARACTERS = 20_000  # of a response without a box: its end, where an answer is looked for
-MAX_BOXES = 20  # that are never closed, before looking further is given up
 CONFIGS = (LatexExtractionConfig(), ExprExtractionConfig())
 
 
@@ -51,19 +51,9 @@ def make_math(config: MathRewardConfig) -> Callable[[Any, str, Any, dict[str, An
     return score
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}` that is closed; None without one."""
-    for match in list(BOXED.finditer(text))[: -MAX_BOXES - 1 : -1]:
-        depth = 1
-        for position in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0) if text[position - 1] != "\\" else 0
-            if depth == 0:
-                return text[match.end() : position].strip()
-    return None
-
-
 def _parse(text: str) -> list[Any]:
-    return list(parse(EXPLOSIVE.sub(" ", text), extraction_config=CONFIGS, parsing_timeout=None))
+    tidy = THIN_SPACE.sub("", text.replace("°", "^\\circ "))
+    return list(parse(EXPLOSIVE.sub(" ", tidy), extraction_config=CONFIGS, parsing_timeout=None))
 
 
 def _parse_reference(reference: str) -> list[Any]:

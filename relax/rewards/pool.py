@@ -2,6 +2,8 @@
 
     score(prompt, responses) -> calls -> one queue -> each worker takes a few -> results, as they come -> score returns
 
+A reward made of others is a tree (`tree.py`): each of its leaves is a call of its own, and what they give is combined here.
+
 One task a worker: consumes calls from the queue, produces results, waits for the worker, unblocked by a result, by the
 worker's end, or by the time limit of the call that runs. A worker that is slow, dies or talks nonsense is killed and
 replaced; only the call that it was in is a reward error, and the others of its frame return to the queue.
@@ -15,11 +17,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from relax.config.reward import FunctionRewardConfig, RewardConfig
+from relax.config.reward import RewardConfig
 from relax.errors import RewardError
 from relax.rewards.process import START_LIMIT_S, WorkerGone, WorkerProcess
 from relax.rewards.result import RewardResult
-from relax.rewards.wire import Call, Context, Frame, Scored, pack
+from relax.rewards.tree import RewardTree
+from relax.rewards.wire import Call, Context, Frame, Kind, Scored, pack
 from relax.types import Outcome, Prompt
 
 FRAME_S = 0.05  # a frame is meant to last so long: long enough to cost little, short enough to share work between workers
@@ -31,8 +34,10 @@ ASYNC_GRACE_S = 2.0  # an async function is stopped by its own event loop; this 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One `score` call: `results` fill up in any order."""
+    """One reward of one `score` call: `results` fill up in any order."""
 
+    reward: int  # among the tree's leaves
+    is_async: bool
     context: Context
     results: list[RewardResult | None]
     done: asyncio.Future[None]
@@ -48,6 +53,10 @@ class _Unit:
     responses: list[str]
     losses: int = 0
     is_alone: bool = False  # its frame was lost and the culprit is not known: it gets a frame of its own
+
+    def joins(self, is_async: bool) -> bool:
+        """Whether it may share a frame with others of this kind."""
+        return not self.is_alone and self.job.is_async == is_async
 
     def finish(self, scored: Sequence[Scored]) -> None:
         for index, item in zip(self.indices, scored, strict=True):
@@ -84,7 +93,8 @@ class RewardPool:
 
     def __init__(self, config: RewardConfig, *, start_limit_s: float = START_LIMIT_S) -> None:
         self._config, self._start_limit_s = config, start_limit_s
-        self._per_group = isinstance(config, FunctionRewardConfig) and config.per_group
+        self._tree = RewardTree(config)
+        self._kinds: Sequence[Kind] = ()  # of the tree's leaves
         self._units: deque[_Unit] = deque()
         self._jobs: set[_Job] = set()
         self._wake = asyncio.Condition()
@@ -99,6 +109,11 @@ class RewardPool:
         """Process ids of the workers that live now."""
         return sorted(process.pid for process in self._processes)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the person who runs the job should know of the rewards, once they are started."""
+        return [kind.note for kind in self._kinds if kind.note]
+
     async def start(self) -> None:
         """Starts the workers and imports the reward in each. Raises `ConfigError` when that fails."""
         assert not self._tasks, "started twice"
@@ -107,6 +122,7 @@ class RewardPool:
         if failures:
             await self.close()
             raise failures[0]
+        self._kinds = next(process.kinds for process in started if isinstance(process, WorkerProcess))
         self._tasks = [
             asyncio.create_task(self._serve(process), name=f"reward worker {number}")
             for number, process in enumerate(started)
@@ -125,6 +141,13 @@ class RewardPool:
             raise RewardError(str(self._error or "the reward workers are not started"))
         if not responses:
             return []
+        texts = [response.encode("utf-8", "replace").decode("utf-8") for response in responses]  # half surrogate pairs
+        results = await self._tree.score(prompt, texts, self._score_leaf)
+        self.stats.num_scored += len(responses)
+        return results
+
+    async def _score_leaf(self, reward: int, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
+        """What leaf `reward` of the tree gives."""
         shown = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
         context = Context(shown, prompt.answer, dict(prompt.metadata))
         try:
@@ -132,13 +155,13 @@ class RewardPool:
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             text = f"{prompt.key}: its answer or metadata cannot be sent to a reward worker: {error}"
             return [RewardResult.failed(text)] * len(responses)
-        job = _Job(context, [None] * len(responses), asyncio.get_running_loop().create_future(), len(responses))
-        texts = [response.encode("utf-8", "replace").decode("utf-8") for response in responses]  # half surrogate pairs
-        indices = range(len(texts))
+        kind, done = self._kinds[reward], asyncio.get_running_loop().create_future()
+        job = _Job(reward, kind.is_async, context, [None] * len(responses), done, len(responses))
+        indices = range(len(responses))
         units = (
-            [_Unit(job, list(indices), texts)]
-            if self._per_group
-            else [_Unit(job, [index], [texts[index]]) for index in indices]
+            [_Unit(job, list(indices), list(responses))]
+            if kind.per_group
+            else [_Unit(job, [index], [responses[index]]) for index in indices]
         )
         self._jobs.add(job)
         try:
@@ -148,7 +171,6 @@ class RewardPool:
             self._jobs.discard(job)
             if job.missing:  # given up by the caller, or the pool is: nobody waits for the rest
                 self._units = deque(unit for unit in self._units if unit.job is not job)
-        self.stats.num_scored += len(responses)
         return [result for result in job.results if result is not None]
 
     async def close(self) -> None:
@@ -171,14 +193,14 @@ class RewardPool:
             self._wake.notify_all()
 
     async def _spawn(self) -> WorkerProcess:
-        process = await WorkerProcess.start(self._config, self._start_limit_s)
+        process = await WorkerProcess.start(self._tree.leaves, self._start_limit_s)
         self._processes.add(process)
         return process
 
     async def _serve(self, process: WorkerProcess) -> None:
         """Hands frames to one worker after another, in the place of one."""
         while True:
-            units = await self._take(process.is_async)
+            units = await self._take()
             try:
                 await self._exchange(process, units)
             except WorkerGone as gone:
@@ -191,17 +213,18 @@ class RewardPool:
                     return
                 process = replacement
 
-    async def _take(self, is_async: bool) -> list[_Unit]:
-        """The next frame: a fair share of what waits, of about `FRAME_S` seconds."""
+    async def _take(self) -> list[_Unit]:
+        """The next frame: a fair share of what waits, of about `FRAME_S` seconds; all of it async or none."""
         async with self._wake:
             await self._wake.wait_for(lambda: self._units)
             first = self._units.popleft()
             if first.is_alone:
                 return [first]
             share = -(-(len(self._units) + 1) // self._config.num_workers)
+            is_async = first.job.is_async
             limit = min(share, MAX_CALLS if is_async else max(1, min(MAX_CALLS, int(FRAME_S / max(self._call_s, 1e-6)))))
             units = [first]
-            while len(units) < limit and self._units and not self._units[0].is_alone:
+            while len(units) < limit and self._units and self._units[0].joins(is_async):
                 units.append(self._units.popleft())
             self.stats.waiting_calls = len(self._units)
             return units
@@ -214,11 +237,11 @@ class RewardPool:
             number = contexts.setdefault(id(unit.job), len(frame.contexts))
             if number == len(frame.contexts):
                 frame.contexts.append(unit.job.context)
-            frame.calls.append(Call(number, unit.responses))
-        began = time.monotonic()
+            frame.calls.append(Call(number, unit.job.reward, unit.responses))
+        began, is_async = time.monotonic(), units[0].job.is_async
         process.send(frame)
         open_units = dict(enumerate(units))
-        grace_s = ASYNC_GRACE_S if process.is_async else 0.0
+        grace_s = ASYNC_GRACE_S if is_async else 0.0
         try:
             while open_units:
                 for result in await process.results(self._config.time_limit_s, grace_s):
@@ -235,12 +258,13 @@ class RewardPool:
     async def _settle_loss(self, process: WorkerProcess, units: Sequence[_Unit], why: str) -> None:
         """After a worker was lost: the call that it was in is an error, the others that are open return to the queue."""
         culprit = process.running if isinstance(process.running, _Unit) else None
-        if process.is_async and len(units) > 1:
+        is_async = bool(units) and units[0].job.is_async
+        if is_async and len(units) > 1:
             culprit = None  # all were running at once
         again = []
         for unit in units:
             unit.losses += 1
-            unit.is_alone = unit.is_alone or (process.is_async and culprit is None)
+            unit.is_alone = unit.is_alone or (is_async and culprit is None)
             if unit is culprit or unit.losses >= MAX_LOSSES:
                 unit.fail(why)
             else:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from relax.rewards.wire import (
     PROGRESS,
     CallResult,
     Frame,
+    Kind,
     Ready,
     Refused,
     Results,
@@ -44,7 +46,7 @@ class WorkerGone(RewardError):
 
 
 class WorkerProcess:
-    """A worker that has imported its reward. Made by `start`."""
+    """A worker that has imported its rewards. Made by `start`."""
 
     def __init__(self, process: subprocess.Popen[bytes], life_fd: int, progress: mmap.mmap) -> None:
         self._process, self._life_fd, self._progress = process, life_fd, progress
@@ -52,7 +54,7 @@ class WorkerProcess:
         self._writer: asyncio.StreamWriter
         self._next: asyncio.Task[bytes] | None = None
         self._sent_at = 0.0
-        self.is_async = False
+        self.kinds: Sequence[Kind] = ()  # of the rewards, in their order
         self.running: Any = None  # the pool's note of what ran when the worker was lost
 
     @property
@@ -65,10 +67,10 @@ class WorkerProcess:
         return int(PROGRESS.unpack_from(self._progress, 0)[1]) - 1
 
     @staticmethod
-    async def start(config: RewardConfig, limit_s: float = START_LIMIT_S) -> "WorkerProcess":
-        """Starts a worker and waits until it has imported its reward.
+    async def start(configs: Sequence[RewardConfig], limit_s: float = START_LIMIT_S) -> "WorkerProcess":
+        """Starts a worker and waits until it has imported its rewards.
 
-        Raises `ConfigError` when the reward cannot be imported in `limit_s` seconds, or the worker dies of it; `RewardError`
+        Raises `ConfigError` when a reward cannot be imported in `limit_s` seconds, or the worker dies of it; `RewardError`
         when no process can be started.
         """
         ours, theirs = socket.socketpair()
@@ -91,22 +93,22 @@ class WorkerProcess:
         worker = WorkerProcess(process, life_write, progress)
         try:
             worker._reader, worker._writer = await asyncio.open_connection(sock=ours)
-            worker._writer.write(pack(Setup(config.model_dump(mode="json"), sys.path)))
+            worker._writer.write(pack(Setup([config.model_dump(mode="json") for config in configs], sys.path)))
             async with asyncio.timeout(limit_s):
                 answer = unpack(await worker._read(), Ready | Refused)  # type: ignore[arg-type]
         except TimeoutError:
             await worker.kill()
-            raise ConfigError(f"{_named(config)}: it was not imported within {limit_s:g} s") from None
+            raise ConfigError(f"{_named(configs)}: it was not imported within {limit_s:g} s") from None
         except (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError) as error:
             code = await worker.kill()
-            raise ConfigError(f"{_named(config)}: the worker ended while it imported the reward ({code})") from error
+            raise ConfigError(f"{_named(configs)}: the worker ended while it imported the reward ({code})") from error
         except BaseException:
             await worker.kill()
             raise
         if isinstance(answer, Refused):
             await worker.kill()
             raise ConfigError(answer.error)
-        worker.is_async = answer.is_async
+        worker.kinds = answer.kinds
         return worker
 
     def send(self, frame: Frame) -> None:
@@ -159,8 +161,10 @@ class WorkerProcess:
         return await self._reader.readexactly(size)
 
 
-def _named(config: RewardConfig) -> str:
-    return f"reward.path = {config.path!r}" if isinstance(config, FunctionRewardConfig) else f"reward.type = {config.type!r}"
+def _named(configs: Sequence[RewardConfig]) -> str:
+    """The rewards, those that can be at fault first: only functions run code of the user's while they are imported."""
+    paths = [config.path for config in configs if isinstance(config, FunctionRewardConfig)]
+    return f"reward.path = {paths[0]!r}" if paths else f"reward.type = {configs[0].type!r}"
 
 
 def _popen(fds: tuple[int, int, int]) -> subprocess.Popen[bytes]:

@@ -11,10 +11,25 @@ from relax.data.dotted import load_function
 # Dotted, so that only the chosen reward's libraries are imported.
 REWARDS: dict[str, str] = {
     "math": "relax.rewards.math:make_math",
+    "dapo": "relax.rewards.dapo:make_dapo",
+    "deepscaler": "relax.rewards.deepscaler:make_deepscaler",
+    "multiple_choice": "relax.rewards.multiple_choice:make_multiple_choice",
+    "f1": "relax.rewards.f1:make_f1",
     "exact": "relax.rewards.exact:make_exact",
     "format": "relax.rewards.format:make_format",
+    "regex": "relax.rewards.regex:make_regex",
+    "json_schema": "relax.rewards.json_schema:make_json_schema",
+    "code": "relax.rewards.code:make_code",
     "reasoning_gym": "relax.rewards.reasoning_gym:make_reasoning_gym",
+    "remote": "relax.rewards.remote:make_remote",
+    "diversity": "relax.rewards.diversity:make_diversity",
     "function": "relax.rewards.function:make_function",
+}
+# Those made of other rewards: they combine results, outside the workers.
+COMBINED: dict[str, str] = {
+    "sum": "relax.rewards.sum:WeightedSum",
+    "rank": "relax.rewards.rank:Rank",
+    "by_row": "relax.rewards.by_row:ByRow",
 }
 
 
@@ -29,6 +44,8 @@ class Scorer:
     call: Callable[[Any, Any, Any, dict[str, Any]], Any]
     per_group: bool = False
     is_async: bool = False
+    note: str = ""
+    """What the person who runs the job should know, as `relax check` says it."""
 
 
 def make_scorer(config: RewardConfig) -> Scorer:
@@ -48,6 +65,13 @@ def text_after(response: str, marker: str) -> str | None:
         return response.strip()
     _, found, rest = response.rpartition(marker)
     return rest.strip() if found else None
+
+
+def reference_texts(answer: Any, reward: str) -> list[str]:
+    """The row's answers as texts, of which each is right. Raises `ValueError` when there is none."""
+    if isinstance(answer, list | tuple):
+        return [reference_text(item, reward) for item in answer] or [reference_text(None, reward)]
+    return [reference_text(answer, reward)]
 
 
 def reference_text(answer: Any, reward: str) -> str:

@@ -14,16 +14,24 @@ T = TypeVar("T")
 
 
 class Setup(msgspec.Struct):
-    """First message to a worker: the `[reward]` section, and where modules are looked for."""
+    """First message to a worker: the rewards that it computes, and where modules are looked for."""
 
-    reward: dict[str, Any]
+    rewards: list[dict[str, Any]]
     sys_path: list[str]
 
 
-class Ready(msgspec.Struct, tag=True):
-    """The reward is imported."""
+class Kind(msgspec.Struct):
+    """How one reward is called; `note`: what the person who runs the job should know of it, or nothing."""
 
     is_async: bool
+    per_group: bool
+    note: str = ""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The rewards are imported; one kind for each."""
+
+    kinds: list[Kind]
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -41,14 +49,16 @@ class Context(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """One call of the reward function: one response, or a group's. `context` is an index into the frame's."""
+    """One call of a reward function: one response, or a group's. `context` is an index into the frame's, `reward` into the
+    worker's."""
 
     context: int
+    reward: int
     responses: list[str]
 
 
 class Frame(msgspec.Struct):
-    """Calls for one worker."""
+    """Calls for one worker, all of async rewards or none."""
 
     contexts: list[Context]
     calls: list[Call]

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from relax.rewards.wire import (
     Call,
     CallResult,
     Frame,
+    Kind,
     Ready,
     Refused,
     Results,
@@ -47,7 +48,7 @@ FLUSH_S = 0.005  # results are sent this often while calls are quick
 
 
 def main(argv: list[str]) -> None:
-    """Imports the reward that the parent names, says whether that went well, and scores until the channel closes."""
+    """Imports the rewards that the parent names, says whether that went well, and scores until the channel closes."""
     channel_fd, life_fd, progress_fd = (int(text) for text in argv)
     for fd in (channel_fd, life_fd, progress_fd):
         os.set_inheritable(fd, False)  # what a reward starts must not keep them open
@@ -59,17 +60,20 @@ def main(argv: list[str]) -> None:
     if setup is None:
         return
     sys.path.extend(path for path in setup.sys_path if path not in sys.path)
-    try:
-        config: RewardConfig = TypeAdapter[RewardConfig](RewardConfig).validate_python(setup.reward)
-        scorer = make_scorer(config)
-    except ConfigError as error:
-        channel.sendall(pack(Refused(str(error))))
-        return
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - reported to the parent, which raises it
-        channel.sendall(pack(Refused(f'reward.type = "{setup.reward.get("type")}": {describe(error)}')))
-        return
-    channel.sendall(pack(Ready(scorer.is_async)))
-    Worker(channel, progress, scorer, config.time_limit_s).run()
+    scorers, time_limit_s = [], 0.0
+    for raw in setup.rewards:
+        try:
+            config: RewardConfig = TypeAdapter[RewardConfig](RewardConfig).validate_python(raw)
+            scorers.append(make_scorer(config))
+            time_limit_s = config.time_limit_s
+        except ConfigError as error:
+            channel.sendall(pack(Refused(str(error))))
+            return
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reported to the parent, which raises it
+            channel.sendall(pack(Refused(f'reward.type = "{raw.get("type")}": {describe(error)}')))
+            return
+    channel.sendall(pack(Ready([Kind(scorer.is_async, scorer.per_group, scorer.note) for scorer in scorers])))
+    Worker(channel, progress, scorers, time_limit_s).run()
 
 
 def die_with_parent(life_fd: int) -> None:
@@ -90,8 +94,8 @@ def die_with_parent(life_fd: int) -> None:
 class Worker:
     """Computes one frame after another: calls in turn, or all calls of a frame at once when the function is async."""
 
-    def __init__(self, channel: socket.socket, progress: mmap.mmap, scorer: Scorer, time_limit_s: float) -> None:
-        self._channel, self._progress, self._scorer, self._time_limit_s = channel, progress, scorer, time_limit_s
+    def __init__(self, channel: socket.socket, progress: mmap.mmap, scorers: Sequence[Scorer], time_limit_s: float) -> None:
+        self._channel, self._progress, self._scorers, self._time_limit_s = channel, progress, scorers, time_limit_s
         self._done: list[CallResult] = []
         self._flushed = 0.0
 
@@ -99,7 +103,7 @@ class Worker:
         with asyncio.Runner() as runner:
             while (frame := receive(self._channel, Frame)) is not None:
                 self._flushed = time.monotonic()
-                if self._scorer.is_async:
+                if any(self._scorers[call.reward].is_async for call in frame.calls):
                     runner.run(self._run_async(frame))
                 else:
                     self._run_in_turn(frame)
@@ -126,15 +130,15 @@ class Worker:
         await asyncio.gather(*(one(number, call) for number, call in enumerate(frame.calls)))
 
     def _invoke(self, call: Call, frame: Frame) -> Any:
-        context = frame.contexts[call.context]
-        second = list(call.responses) if self._scorer.per_group else call.responses[0]
-        return self._scorer.call(context.prompt, second, context.answer, context.metadata)
+        context, scorer = frame.contexts[call.context], self._scorers[call.reward]
+        second = list(call.responses) if scorer.per_group else call.responses[0]
+        return scorer.call(context.prompt, second, context.answer, context.metadata)
 
     def _guarded(self, call: Call, get: Callable[[Call, Frame], Any], frame: Frame) -> list[Scored]:
         """What `get` returns, read as rewards. Whatever goes wrong is an outcome of these responses, not of the worker."""
         try:
             raw = get(call, frame)
-            if not self._scorer.per_group:
+            if not self._scorers[call.reward].per_group:
                 return [scored(raw)]
             if hasattr(raw, "tolist"):
                 raw = raw.tolist()  # an array or tensor

@@ -16,9 +16,9 @@ from relax.config.reward import (
     RewardConfig,
 )
 from relax.data.prompts import open_prompts
-from relax.rewards.math import last_boxed
+from relax.rewards.boxed import last_boxed
 from relax.rewards.pool import RewardPool
-from relax.rewards.table import REWARDS, make_scorer
+from relax.rewards.table import COMBINED, REWARDS, make_scorer
 from relax.types import Prompt
 
 MATH = make_scorer(MathRewardConfig())
@@ -33,7 +33,8 @@ def score(config: RewardConfig, response: str, answer: Any, metadata: dict[str, 
 
 def test_every_reward_type_has_a_line_in_the_table() -> None:
     types = {member.model_fields["type"].default for member in RewardConfig.__args__[0].__args__}
-    assert types == set(REWARDS)
+    assert types == set(REWARDS) | set(COMBINED)
+    assert not set(REWARDS) & set(COMBINED)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,49 @@ def test_every_reward_type_has_a_line_in_the_table() -> None:
         ("\\boxed{10^{100}}", 10**100, 1),
         ("\\fbox{7}", "7", 1),
         ("-3", "3", 0),
+        # units, degrees, money, percent
+        ("\\boxed{5\\text{ cm}}", "5", 1),
+        ("\\boxed{5 \\text{ km/h}}", "5", 1),
+        ("\\boxed{90°}", "90", 1),
+        ("\\boxed{90^\\circ}", "90°", 1),
+        ("\\boxed{\\$5}", "5", 1),
+        ("\\boxed{50\\%}", "0.5", 1),
+        ("\\boxed{5\\text{ cm}}", "6", 0),
+        # thousands, mixed numbers, forms of fractions
+        ("\\boxed{1{,}000}", "1000", 1),
+        ("\\boxed{1\\,000}", "1000", 1),
+        ("\\boxed{1,5}", "15", 0),
+        ("\\boxed{2\\frac{1}{2}}", "2.5", 1),
+        ("\\boxed{\\dfrac12}", "0.5", 1),
+        ("\\boxed{0.33}", "1/3", 0),
+        ("\\boxed{0.333333}", "1/3", 1),  # six digits are enough
+        ("\\boxed{5.0000001}", "5", 0),
+        # intervals and unions
+        ("\\boxed{[1, 2)}", "[1,2)", 1),
+        ("\\boxed{(1, 2]}", "[1,2)", 0),
+        ("\\boxed{[1, 2]}", "[1,2)", 0),
+        ("\\boxed{(1, 2)}", "[1,2]", 0),
+        ("\\boxed{(5,\\infty)\\cup(-\\infty,3)}", "(-\\infty,3)\\cup(5,\\infty)", 1),
+        ("\\boxed{(-\\infty,3)}", "(-\\infty,3]", 0),
+        ("\\boxed{x \\in [1,2]}", "[1,2]", 1),
+        # sets and tuples
+        ("\\boxed{\\{3, 2, 1\\}}", "\\{1,2,3\\}", 1),
+        ("\\boxed{\\{1, 2\\}}", "\\{1,2,3\\}", 0),
+        ("\\boxed{\\emptyset}", "\\emptyset", 1),
+        ("\\boxed{(1, \\frac{4}{2}, 3)}", "(1,2,3)", 1),
+        ("\\boxed{(1, 3, 2)}", "(1,2,3)", 0),
+        ("\\boxed{(1, 2)}", "(1,2,3)", 0),
+        # matrices
+        ("\\boxed{\\begin{bmatrix}2/2&2\\\\3&4\\end{bmatrix}}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", 1),
+        ("\\boxed{\\begin{bmatrix}1&3\\\\2&4\\end{bmatrix}}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", 0),
+        # what only looks like an answer
+        ("\\boxed{\\infty}", "5", 0),
+        ("\\boxed{1/0}", "5", 0),
+        ("\\boxed{x}", "y", 0),
+        ("\\boxed{1 2}", "12", 0),
+        ("\\boxed{5=5}", "7", 0),
+        ("\\boxed{?}", "5", 0),
+        ("\\boxed{5 or 6}", "5", 0),
     ],
 )
 def test_math_compares_answers_as_mathematics(response: str, answer: Any, expected: int) -> None:
