@@ -4,6 +4,7 @@ with the right number of steps, and their ledgers close."""
 import asyncio
 import json
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,14 @@ from relax.observe.recorder import RunRecorder
 from relax.observe.run_folder import RunFolder
 
 STEPS, GROUPS = 12, 4
+
+
+class Unhurried(FakeBackend):
+    """Steps that take long enough for the controller to look in between."""
+
+    def finish_step(self) -> dict[str, float]:
+        time.sleep(0.015)
+        return super().finish_step()
 
 
 class Run:
@@ -54,7 +63,7 @@ class Run:
         return self.engines[-1]
 
     def _backend(self, config: RunConfig) -> FakeBackend:
-        self.backends.append(FakeBackend())
+        self.backends.append(Unhurried())
         self.break_backend(self.backends[-1])
         return self.backends[-1]
 
@@ -276,8 +285,6 @@ async def test_a_run_in_which_nothing_moves_ends_with_who_is_waited_for(tmp_path
 
         def finish_step() -> dict[str, float]:
             if len(backend.steps) == 3:
-                import time
-
                 time.sleep(1.5)
             return finish()
 
