@@ -13,7 +13,6 @@ from relax.types import Prompt
 _MADE_ROWS_TRIED = 16
 _FILE_ROWS_TRIED = 10_000
 _REWARD_START_S = 60.0
-_NEEDS_ANSWER = ("math", "exact")
 
 
 def data_findings(config: RunConfig, data: DataConfig, key: str, model: ModelFolder | None) -> Iterator[Finding]:
@@ -32,14 +31,22 @@ def data_findings(config: RunConfig, data: DataConfig, key: str, model: ModelFol
     yield ok(key, f"{size} rows" if tried == size else f"{size} rows, of which the first {tried} were read")
     if source.num_skipped:
         yield warning(key, f'{source.num_skipped} malformed rows are left out (on_bad_row = "skip")')
-    if config.reward.type in _NEEDS_ANSWER and (bare := [row.key for row in rows if row.answer is None]):
-        level = error if len(bare) == len(rows) else warning
-        yield level(f"{key}.answer_key", f"reward.type = {config.reward.type!r} needs an answer, and {bare[0]} has none")
-    if config.reward.type == "reasoning_gym" and data.type == "file":
-        yield warning(key, 'reward.type = "reasoning_gym" needs rows with the metadata of data.type = "reasoning_gym"')
+    yield from _unscorable(config, key, rows)
     if model is not None:
         yield from _lengths(config, data, key, model, rows)
     yield from _size(config, data, key, size)
+
+
+def _unscorable(config: RunConfig, key: str, rows: Sequence[Prompt]) -> Iterator[Finding]:
+    """Rows whose every response would be a reward error."""
+    # here, since it may load what the row's reward needs
+    from relax.rewards.row_check import fault_of
+
+    faults = {row.key: fault for row in rows if (fault := fault_of(config.reward, row))}
+    if faults:
+        level = error if len(faults) == len(rows) else warning
+        first, why = next(iter(faults.items()))
+        yield level(key, f"{len(faults)} of {len(rows)} rows cannot be scored, as {first}: {why}")
 
 
 def _size(config: RunConfig, data: DataConfig, key: str, size: int) -> Iterator[Finding]:
@@ -98,14 +105,15 @@ def reward_findings(config: RunConfig) -> Iterator[Finding]:
     # here, since the other checks need no process
     from relax.rewards.pool import RewardPool
 
-    async def start_one() -> None:
+    async def start_one() -> list[str]:
         pool = RewardPool(config.reward.model_copy(update={"num_workers": 1}), start_limit_s=_REWARD_START_S)
         await pool.start()
         await pool.close()
+        return pool.notes
 
     try:
-        asyncio.run(start_one())
+        notes = asyncio.run(start_one())
     except RelaxError as failure:
         yield error("reward", str(failure))
         return
-    yield ok("reward", f"{config.reward.type} can be called")
+    yield ok("reward", "; ".join([f"{config.reward.type} can be called", *notes]))

@@ -20,6 +20,7 @@ from relax.rewards.sandbox.jobs import Job, Limits
 from relax.rewards.table import Scorer
 
 FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+IMPORT = re.compile(r"^(?:import|from)\s[^\n(]*\n", re.MULTILINE)
 PYTHON = ("python", "python3", "py", "")
 SHARE = 0.8  # of `reward.time_limit_s` that tests may take; the rest is for the box, so that its worker is not killed
 MAX_CHARACTERS = 200_000
@@ -85,19 +86,19 @@ def _count_passed(box: Box, source: str, tests: Sequence[Test], limits: Limits, 
 def program_of(response: str, prompt: Any, metadata: dict[str, Any]) -> str:
     """The last block of Python behind the last `</think>`; without a block the whole text.
 
-    When it lacks the row's `entry_point`, it continues something: the row's `code_prefix`, or a prompt that is a plain text.
+    A row may have a header: its column `code_prefix`, or else a prompt that is a plain text. A program that lacks the row's
+    `entry_point` continues the header; one that has it may use the header's imports.
     """
     text = response.rpartition("</think>")[2]
     blocks = [body for language, body in FENCE.findall(text) if language.lower() in PYTHON]
     code = blocks[-1] if blocks else text
-    if not code.strip():
-        return ""
-    entry_point = metadata.get("entry_point")
-    if isinstance(entry_point, str) and not re.search(rf"^(async\s+)?(def|class)\s+{re.escape(entry_point)}\b", code, re.M):
-        prefix = metadata.get("code_prefix", prompt)
-        if isinstance(prefix, str):
-            code = prefix + code
-    return code
+    entry_point, header = metadata.get("entry_point"), metadata.get("code_prefix", prompt)
+    if not code.strip() or not isinstance(entry_point, str) or not isinstance(header, str):
+        return code if code.strip() else ""
+    if re.search(rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point)}\b", code, re.MULTILINE):
+        imports = "" if "__future__" in code else "".join(IMPORT.findall(header))  # which has to come first
+        return imports + code
+    return header + code
 
 
 def lines_of(output: str) -> list[str]:

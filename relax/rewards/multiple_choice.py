@@ -31,8 +31,7 @@ def make_multiple_choice(config: MultipleChoiceRewardConfig) -> Callable[[Any, s
     """
 
     def score(prompt: Any, response: str, answer: Any, metadata: dict[str, Any]) -> float:
-        options = _options(metadata.get(config.choices_key), config.choices_key)
-        right = _right(answer, options)
+        right, options = right_letter(answer, metadata, config.choices_key)
         return float(chosen(response, options) == right)
 
     return score
@@ -85,6 +84,12 @@ def _options(raw: Any, key: str) -> list[str]:
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not 2 <= len(raw) <= len(LETTERS):
         raise ValueError(f"the row's {key} must be a list of 2 to {len(LETTERS)} options, or a table from A on")
     return [str(option) for option in raw]
+
+
+def right_letter(answer: Any, metadata: Mapping[str, Any], choices_key: str) -> tuple[str, list[str]]:
+    """The right option's letter, and the row's options. Raises `ValueError` when they do not fit together."""
+    options = _options(metadata.get(choices_key), choices_key)
+    return _right(answer, options), options
 
 
 def _right(answer: Any, options: Sequence[str]) -> str:

@@ -78,5 +78,5 @@ def reference_text(answer: Any, reward: str) -> str:
     """The row's answer as a text. Raises `ValueError` when the row has none: that is the data's fault, not a wrong response."""
     text = "" if answer is None else str(answer).strip()
     if not text:
-        raise ValueError(f'the row has no answer, and reward.type = "{reward}" needs one: see data.answer_key')
+        raise ValueError(f'the row has no answer, and reward.type = "{reward}" needs an answer: see data.answer_key')
     return text

@@ -50,7 +50,7 @@ _FORBIDDEN = {
     "reboot": (169, 142),
     "swapon": (167, 224),
 }
-# Without a namespace of process ids, the processes of others have to be kept from signals.
+# Without namespaces: what reaches other processes, and changes of files that Landlock does not see. 0: there is no such call.
 _FORBIDDEN_AMONG_OTHERS = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -61,6 +61,32 @@ _FORBIDDEN_AMONG_OTHERS = {
     "sched_setaffinity": (203, 122),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    "process_mrelease": (448, 448),
+    "chmod": (90, 0),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, 0),
+    "lchown": (94, 0),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "utime": (132, 0),
+    "utimes": (235, 0),
+    "futimesat": (261, 0),
+    "utimensat": (280, 88),
 }
 _FORK = {"x86_64": (57, 58), "aarch64": ()}
 _CLONE = {"x86_64": 56, "aarch64": 220}
@@ -75,7 +101,8 @@ _REFUSE, _NOT_THERE = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
 _READ = (1 << 0) | (1 << 2) | (1 << 3)  # execute, read a file, list a folder
 _READ_FILE = (1 << 0) | (1 << 2)
-_ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+LEAST_LANDLOCK = 3  # earlier ones let files be cut to nothing
+_ALL_RIGHTS = {3: (1 << 15) - 1, 4: (1 << 15) - 1}  # from 5 on one more
 
 
 class _Instruction(ctypes.Structure):
@@ -94,12 +121,13 @@ class _Beneath(ctypes.Structure):
 def refuse_system_calls(*, among_others: bool) -> None:
     """No sockets, no tracing, no mounts or namespaces, no memory that belongs to nobody; calls that do so fail with `EPERM`.
 
-    With `among_others` neither signals nor new processes (threads are allowed). Needs `no_new_privs`. Raises `OSError`.
+    With `among_others` neither signals nor new processes (threads are allowed), nor changes of owners, modes, times and
+    attributes of files. Needs `no_new_privs`. Raises `OSError`.
     """
     column = ("x86_64", "aarch64").index(MACHINE)
     numbers = [row[column] for row in _FORBIDDEN.values()]
     if among_others:
-        numbers += [row[column] for row in _FORBIDDEN_AMONG_OTHERS.values()] + list(_FORK[MACHINE])
+        numbers += [row[column] for row in _FORBIDDEN_AMONG_OTHERS.values() if row[column]] + list(_FORK[MACHINE])
     lines = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH[MACHINE]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     if MACHINE == "x86_64":
         lines += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # the same calls under other numbers

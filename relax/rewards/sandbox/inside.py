@@ -56,8 +56,8 @@ def _enter(setup: Setup, control_in: int) -> "Inside":
     if setup.level == "filters":
         if not kernel.is_known_machine():
             raise OSError(0, f"system calls of {kernel.MACHINE} are not known", "seccomp")
-        if filters.landlock_version() < 1:
-            raise OSError(0, "the kernel has none", "Landlock")
+        if (version := filters.landlock_version()) < filters.LEAST_LANDLOCK:
+            raise OSError(0, f"the kernel has version {version}, and {filters.LEAST_LANDLOCK} is needed", "Landlock")
         return Inside(setup, None, has_proc=False, control_in=control_in)
     uid = FIRST_UID + os.getpid() if namespaces.leave_the_others() else None
     pid = os.fork()

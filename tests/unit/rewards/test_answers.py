@@ -342,6 +342,10 @@ def test_the_program_is_the_last_block_behind_the_thinking() -> None:
     row = {"entry_point": "f"}
     assert program_of("    return 1", "def f():\n", row) == "def f():\n    return 1"
     assert program_of("def f():\n    return 1", "def f():\n", row) == "def f():\n    return 1"
+    early = "from __future__ import annotations\ndef f():\n    return 1"
+    assert program_of(early, "import os\ndef f():\n", row) == early
+    imports = "import os\nfrom typing import List\n\ndef f():\n"
+    assert program_of("def f():\n    return 1", imports, row) == "import os\nfrom typing import List\ndef f():\n    return 1"
     assert program_of("    return 1", [{"role": "user"}], {**row, "code_prefix": "def f():\n"}) == "def f():\n    return 1"
 
 

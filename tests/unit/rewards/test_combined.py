@@ -69,6 +69,7 @@ async def test_a_row_chooses_its_reward_and_a_sum_weighs_and_records_its_parts()
         strict.wanted(Prompt("q", text="x"))
 
 
+@pytest.mark.slow
 async def test_parts_of_every_kind_share_the_workers_and_only_what_fails_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setattr("relax.rewards.pool.ASYNC_GRACE_S", 0.1)
@@ -98,6 +99,7 @@ async def test_parts_of_every_kind_share_the_workers_and_only_what_fails_fails(m
         await pool.close()
 
 
+@pytest.mark.slow
 async def test_a_pool_that_ends_ends_all_parts_of_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     part = {"type": "function", "path": "rewards_under_test:act"}

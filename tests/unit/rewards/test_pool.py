@@ -182,6 +182,7 @@ def test_a_reward_that_cannot_be_made_says_why(reward: RewardConfig, words: str)
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 async def test_a_pool_refuses_to_start_with_what_its_workers_cannot_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ async def test_a_pool_refuses_to_start_with_what_its_workers_cannot_import(
     assert all(pool.worker_pids == [] for pool in pools)
 
 
+@pytest.mark.slow
 async def test_a_reward_that_cannot_be_started_again_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relax.rewards.pool.MAX_STARTS", 1)
     monkeypatch.syspath_prepend(str(tmp_path))

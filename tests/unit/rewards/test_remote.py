@@ -157,6 +157,7 @@ async def test_a_token_and_headers_are_sent_and_a_missing_token_is_told_at_the_s
         make_remote(config(server, token_env="RELAX_TEST_TOKEN"))
 
 
+@pytest.mark.slow
 async def test_in_a_worker_a_silent_server_is_a_reward_error_within_the_limit() -> None:
     async def some(items: list[dict[str, Any]], _: int) -> Any:
         if any(item["response"] == "hang" for item in items):

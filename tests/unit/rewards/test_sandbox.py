@@ -84,6 +84,18 @@ def test_what_lies_outside_is_out_of_reach(box: Box, source: str) -> None:
     assert not Path(__file__).with_name("relax-was-here").exists()
 
 
+def test_files_of_others_cannot_be_changed_in_any_way(box: Box, tmp_path: Path) -> None:
+    file = tmp_path / "precious"
+    file.write_text("precious")
+    file.chmod(0o666)
+    before = file.stat()
+    changes = ["truncate(p, 0)", "chmod(p, 0)", "chown(p, 1, 1)", "utime(p, (0, 0))", "unlink(p)", "rename(p, 'x')"]
+    for change in [*changes, "link(p, 'x')", "setxattr(p, 'user.a', b'')", "open(p, 0)", "open(p, 2)"]:
+        assert not run(box, f"import os\np = {str(file)!r}\nos.{change}").ok, change
+    assert file.read_text() == "precious"
+    assert (file.stat().st_mode, file.stat().st_mtime, file.stat().st_uid) == (before.st_mode, before.st_mtime, before.st_uid)
+
+
 def test_the_runs_environment_cannot_be_read(box: Box) -> None:
     reading = (
         "import os\nprint(dict(os.environ))\n"
