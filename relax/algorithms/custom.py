@@ -1,7 +1,8 @@
 """Advantages from a function of the user's, one group at a time or all at once.
 
 `function(given, **options)` gets `Trajectories` and returns float64 `[S]`, one number for each trained token:
-`given.spread(values)` makes it from one number a trajectory.
+`given.spread(values)` makes it from one number a trajectory. With `values` among `algorithm.needs` it returns a dictionary with
+`advantages` and the critic's targets `returns`.
 """
 
 from collections.abc import Callable
@@ -12,19 +13,28 @@ import numpy as np
 from relax.algorithms.estimate import FloatVector, Trajectories, as_columns
 from relax.config.algorithm import CustomConfig
 from relax.data.dotted import load_function
+from relax.errors import ConfigError
 
 
-def custom(config: CustomConfig, given: Trajectories) -> FloatVector:
-    """What the function says; raises `ConfigError` when there is no such function."""
+def custom(config: CustomConfig, given: Trajectories) -> dict[str, FloatVector]:
+    """What the function says; raises `ConfigError` when there is no such function, or when it leaves a column out."""
     function: Callable[..., Any] = load_function(config.path, "algorithm.path")
+    names = ("advantages", "returns") if "values" in config.needs else ("advantages",)
 
-    def call(part: Trajectories) -> FloatVector:
-        return as_columns(function(part, **config.options), int(part.lengths.sum()), config.path)["advantages"]
+    def call(part: Trajectories) -> dict[str, FloatVector]:
+        found = as_columns(function(part, **config.options), int(part.lengths.sum()), config.path)
+        if missing := [name for name in names if name not in found]:
+            raise ConfigError(
+                f"algorithm.path = {config.path!r} returned {', '.join(found)} without {', '.join(missing)}: with "
+                f"algorithm.needs = {list(config.needs)} it returns a dictionary with {', '.join(names)}"
+            )
+        return {name: found[name] for name in names}
 
     if config.scope == "batch":
         return call(given)
-    advantages = np.zeros(int(given.lengths.sum()))
+    columns = {name: np.zeros(int(given.lengths.sum())) for name in names}
     groups_of_tokens = given.spread(given.groups.astype(np.float64))
     for number in range(len(given.sizes)):
-        advantages[groups_of_tokens == number] = call(given.group(number))
-    return advantages
+        for name, values in call(given.group(number)).items():
+            columns[name][groups_of_tokens == number] = values
+    return columns

@@ -41,7 +41,7 @@ class Algorithm:
     advantage: str
     needs: Callable[[Any], tuple[str, ...]] = lambda config: ()
     loss_needs: tuple[str, ...] = ()
-    returns: bool = False
+    returns: Callable[[Any], bool] = lambda config: False
     whole_batch: Callable[[Any], bool] = lambda config: False
 
 
@@ -67,7 +67,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         _CLIP,
         "generalised advantage estimation with a critic",
         needs=lambda config: ("values",),
-        returns=True,
+        returns=lambda config: True,
         whole_batch=lambda config: bool(config.whiten),
     ),
     "dapo": Algorithm(grpo, _CLIP, _GROUP_MEAN),
@@ -92,6 +92,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         lambda config: str(config.objective),
         "what the function algorithm.path says",
         needs=lambda config: tuple(config.needs),
+        returns=lambda config: "values" in config.needs,
         whole_batch=lambda config: bool(config.scope == "batch"),
     ),
 }
@@ -112,6 +113,11 @@ def has_advantages(config: AlgorithmConfig) -> bool:
     return ALGORITHMS[config.type].estimate is not None
 
 
+def has_critic(config: AlgorithmConfig) -> bool:
+    """Whether a critic takes part, which learns the estimator's `returns`."""
+    return ALGORITHMS[config.type].returns(config)
+
+
 def is_whole_batch(config: AlgorithmConfig) -> bool:
     """Whether advantages can only be computed when all groups of the step are there."""
     return ALGORITHMS[config.type].whole_batch(config)
@@ -129,7 +135,7 @@ def estimator_columns(config: AlgorithmConfig) -> tuple[str, ...]:
 def made_columns(config: AlgorithmConfig) -> tuple[str, ...]:
     """Columns that `advantages` makes."""
     names = ["advantages"]
-    if ALGORITHMS[config.type].returns:
+    if has_critic(config):
         names.append("returns")
     if is_shaping(config.shaping):
         names.append("shaped_reward")
@@ -151,7 +157,7 @@ def needed_columns(config: AlgorithmConfig) -> tuple[str, ...]:
     names += line.loss_needs
     if line.estimate is not None:
         names.append("advantages")
-    if line.returns:
+    if has_critic(config):
         names.append("returns")
     return tuple(dict.fromkeys(names))
 
@@ -167,7 +173,7 @@ def make_objective(config: AlgorithmConfig, *, length_budget: int) -> "Objective
     return objective
 
 
-def make_value_loss(config: PPOConfig, *, length_budget: int) -> "ValueLoss":
+def make_value_loss(config: PPOConfig | CustomConfig, *, length_budget: int) -> "ValueLoss":
     """The critic's loss."""
     from relax.algorithms.value_loss import ValueLoss  # here, since it brings torch along
 

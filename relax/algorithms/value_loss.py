@@ -6,13 +6,13 @@ loss = max((V - ret)^2, (clip(V, V_old - c, V_old + c) - ret)^2) / 2
 import torch
 
 from relax.algorithms.objective import LossSums, ValuedTokens, aggregate
-from relax.config.algorithm import PPOConfig
+from relax.config.algorithm import CustomConfig, PPOConfig
 
 
 class ValueLoss:
     """Built as `ValueLoss(config, length_budget)`; called with `ValuedTokens`, where a policy objective gets trained ones."""
 
-    def __init__(self, config: PPOConfig, length_budget: int) -> None:
+    def __init__(self, config: PPOConfig | CustomConfig, length_budget: int) -> None:
         self._clip, self._how, self._length_budget = config.value_clip, config.aggregation, length_budget
 
     def __call__(self, tokens: ValuedTokens) -> LossSums:

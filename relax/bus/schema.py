@@ -17,7 +17,10 @@ from relax.types import Column, Ragged
 
 # Entry t speaks of token t: these have the lengths of `tokens`, row by row.
 PER_TOKEN = frozenset(
-    {"loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "teacher_logprobs", "values", "advantages", "returns"}
+    {
+        *("loss_mask", "rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "advantages", "returns"),
+        *("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
+    }
 )
 REQUIRED = ("tokens", "versions")
 REQUIRED_TO_MASK = (*REQUIRED, "newest_versions")

@@ -19,9 +19,21 @@ from relax.config import RunConfig, load_config
 from relax.config.load import make_config
 from relax.errors import ConfigError, RoleError
 
-# metrics that say how long something took, or what others did meanwhile
+# metrics that say how long something took, or what others did meanwhile (a critic of its own tells them when it is done)
 _TIMES = ("_s", "_per_s")
-_OF_OTHERS = ("wait/", "publish/", "groups", "outcome/", "tokens/generated", "restarts", "time_s")
+_OF_OTHERS = (
+    "value_loss",
+    "value/",
+    "return/",
+    "critic/",
+    "wait/",
+    "publish/",
+    "groups",
+    "outcome/",
+    "tokens/generated",
+    "restarts",
+    "time_s",
+)
 _POLL_S = 0.05
 
 

@@ -313,9 +313,12 @@ class CustomConfig(PPOClipConfig):
     scope: Literal["group", "batch"] = "group"
     """`group`: called with one group at a time. `batch`: called once with all groups of a step."""
     needs: tuple[TokenColumn, ...] = ()
-    """Columns that the function reads; the roles that make them are started."""
+    """Columns that the function reads; the roles that make them are started. With `values` it returns the critic's targets as
+    well: `{"advantages": ..., "returns": ...}`."""
     options: dict[str, Any] = {}
     """Keyword arguments of the function."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """With `values`: how far from its old value the critic's new one counts in its loss. Unset: any distance."""
     objective: str = Field("ppo_clip", pattern=r"^(ppo_clip|cispo|reinforce|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
     """`ppo_clip`, `cispo`, `reinforce`, or a class of yours as `package.module:Class`."""
 
@@ -342,6 +345,12 @@ AlgorithmConfig = Annotated[
 def policy_column(algorithm: PolicyGradientConfig) -> str:
     """The column of the old policy's log-probs, where no forward pass is at hand: the engine's are the current ones' equal."""
     return "old_logprobs" if algorithm.old_logprobs == "recompute" else "rollout_logprobs"
+
+
+def needs_teacher(algorithm: PolicyGradientConfig) -> bool:
+    """Whether a teacher has to score what the policy wrote."""
+    is_custom = isinstance(algorithm, CustomConfig) and "teacher_logprobs" in algorithm.needs
+    return isinstance(algorithm, OPDConfig | OPDFullConfig) or is_custom
 
 
 # What a type means for other sections, where they leave it open.

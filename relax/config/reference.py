@@ -104,7 +104,7 @@ def _rows(key: str, fields: Mapping[str, FieldInfo], written: dict[tuple[Model, 
         options = tuple(members(field.annotation))
         if not options:
             rows.append((f"{key}.{name}".lstrip("."), _kind(field), _default(field), _text(field.description)))
-        elif len(options) == 1 and options not in written:
+        elif len(options) == 1:
             rows += _rows(f"{key}.{name}", options[0].model_fields, written)
     return rows
 

@@ -12,7 +12,7 @@ class ResourcesConfig(Section):
 
     mode: Literal["colocate", "hybrid", "fully_async"] = "fully_async"
     """`fully_async`: every role on its own, streaming through the transfer queue. `hybrid`: engines beside the actor, which does
-    the forwards of reference and old policy and the advantages itself. `colocate`: as `hybrid`, but engines and actor take
+    the work of reference, actor_fwd, teacher, critic and advantages itself. `colocate`: as `hybrid`, but engines and actor take
     turns on the same devices; needs `rollout.max_staleness = 0`."""
     actor_cpus: float = Field(1.0, gt=0)
     """CPUs that Ray sets aside for the actor."""
@@ -24,3 +24,7 @@ class ResourcesConfig(Section):
     """GPUs that Ray sets aside for each engine."""
     reference_gpus: float = Field(0.0, ge=0)
     """GPUs that Ray sets aside for the reference and actor_fwd roles, each."""
+    teacher_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for the teacher role."""
+    critic_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for the critic role."""

@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from relax.config.algorithm import AlgorithmConfig, GRPOConfig, fault_when_stale, with_preset
+from relax.config.algorithm import AlgorithmConfig, GRPOConfig, fault_when_stale, needs_teacher, with_preset
 from relax.config.base import Section
+from relax.config.critic import CriticConfig
 from relax.config.data import DataConfig, EvalConfig
 from relax.config.faults import FaultsConfig
 from relax.config.model import ModelConfig
@@ -14,6 +15,7 @@ from relax.config.resources import ResourcesConfig
 from relax.config.reward import RewardConfig
 from relax.config.rollout import RolloutConfig
 from relax.config.services import ServicesConfig
+from relax.config.teacher import TeacherConfig
 from relax.config.train import TrainConfig
 
 
@@ -50,6 +52,10 @@ class RunConfig(Section):
     """Optimizer, back end, checkpoints."""
     algorithm: AlgorithmConfig = GRPOConfig()
     """Advantage estimator and objective."""
+    critic: CriticConfig = CriticConfig()
+    """The critic, where the algorithm has one."""
+    teacher: TeacherConfig | None = None
+    """The teacher, where the algorithm has one."""
     rollout: RolloutConfig = RolloutConfig()
     """Generation and staleness."""
     eval: EvalConfig | None = None
@@ -71,6 +77,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _refuse_what_cannot_learn(self) -> "RunConfig":
         rollout, algorithm = self.rollout, self.algorithm
+        if self.teacher is None and needs_teacher(algorithm):
+            raise ValueError(
+                f'algorithm.type = "{algorithm.type}" learns from a teacher: set teacher.model.path to the folder of its model'
+            )
         if rollout.top_p != 1.0 or rollout.top_k != 0:
             raise ValueError(
                 "rollout.top_p and rollout.top_k change the sampling distribution, which the trainer does not replay yet: "

@@ -168,7 +168,8 @@ class Controller:
 
     def _no_longer_needed(self) -> frozenset[str]:
         """Who may die while the last evaluation is under way."""
-        return frozenset({"actor", "advantages", "reference", "actor_fwd"} if self.book.is_trained else ())
+        makers = {"reference", "actor_fwd", "teacher", "critic", "advantages"}
+        return frozenset({"actor", *makers} if self.book.is_trained else ())
 
     # -- everything again ---------------------------------------------------------------------------------------------
     async def _start_again(self, lost: Failure) -> None:

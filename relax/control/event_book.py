@@ -58,6 +58,8 @@ class EventBook:
             has_moved = self._row.rollout(event)
         elif kind == "publication":
             self._row.publication(event)
+        elif kind == "metrics":
+            self._row.of_role(event["metrics"])
         elif kind == "samples":
             self._recorder.samples(int(event["step"]) + 1, event["rows"])
         elif kind == "eval":
@@ -69,7 +71,7 @@ class EventBook:
             self.is_trained = True
         elif kind == "warning":
             self._progress.note(f"{event['role']}: {event['text']}")
-        if kind not in ("step", "samples", "rollout"):
+        if kind not in ("step", "samples", "rollout", "metrics"):
             self._recorder.event(event)
         if kind == "error" and event.get("error_kind") == "user":
             raise RoleError(str(event["error"]))

@@ -26,7 +26,7 @@ State = Literal["running", "finished", "stopped", "failed", "unknown"]
 _LOCK_FILE = ".lock"
 _LOCK_S = 0.5  # `state` holds the lock for an instant when it looks whether somebody else does
 _FILES = ("config.json", "state.json", "metrics.jsonl", "eval.jsonl", "events.jsonl", "stats.json", "plot.png")
-_FOLDERS = ("samples", "checkpoints", "hf", "tb", "log")
+_FOLDERS = ("samples", "checkpoints", "reference", "critic", "hf", "tb", "log")
 
 
 @dataclass(frozen=True, slots=True)

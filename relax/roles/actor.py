@@ -11,12 +11,14 @@ groups stream in; the count over the whole batch divides them at the end of the 
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from relax.algorithms.table import has_critic
 from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
 from relax.errors import WaitTimeout
@@ -31,7 +33,7 @@ from relax.weights.publisher import WeightPublisher
 
 BACKEND_FOLDER, QUEUE_FILE, META_FILE = "actor", "queue.bin", "step.json"
 
-_MOST_ROWS = 10_000  # of metrics in a checkpoint
+_NUM_ROWS = 500  # of metrics in a checkpoint
 
 MakeInside = Callable[[TrainBackend], Sequence[ColumnMaker]]
 
@@ -54,12 +56,13 @@ class Actor(Role):
         self._make_backend, self._make_inside = make_backend, make_inside
         self._columns, self._claims = actor_columns(config), actor_claims(config)
         self._takes_turns = takes_turns(config)
+        self._num_warmup_steps = config.critic.warmup_steps if has_critic(config.algorithm) else 0
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", config.train.checkpoint.keep)
         self._publisher = WeightPublisher(bus, run_id=config.run.name)
         self._publications: set[asyncio.Task[bool]] = set()
         self._backend: TrainBackend | None = None
         self._inside: Sequence[ColumnMaker] = ()
-        self._since_checkpoint: list[dict[str, float | int]] = []  # metrics of steps
+        self._last_rows: deque[dict[str, Any]] = deque(maxlen=_NUM_ROWS)  # metrics of steps
 
     @property
     def version(self) -> int:
@@ -77,6 +80,9 @@ class Actor(Role):
         if self._resume is not None:
             backend.load(self._resume / BACKEND_FOLDER)
             self.step = read_step(self._resume)
+            self._last_rows.extend(read_metrics(self._resume))
+            for maker in self._inside:
+                maker.load_saved(self._resume)
         for maker in self._inside:
             maker.resumed(self.version)
         return backend
@@ -105,7 +111,6 @@ class Actor(Role):
 
     # -- one step -----------------------------------------------------------------------------------------------------
     async def _one_step(self) -> None:
-        assert self._backend is not None
         size, num_updates = self.config.rollout.prompts_per_step, self.config.train.updates_per_step
         metrics = StepMetrics(self.step, self.version + num_updates - 1, asyncio.get_running_loop().time())
         leases: list[Lease] = []
@@ -127,7 +132,7 @@ class Actor(Role):
                 batches.clear()
         self.activity = f"step {self.step}: optimizer"
         with metrics.timed("train"):
-            finished = await asyncio.to_thread(self._backend.finish_step)
+            finished = await asyncio.to_thread(self._finish_update)
             for _ in range(num_updates - 1):
                 finished = await asyncio.to_thread(self._once_more, batches, metrics)
         await self.settle(leases, self.step)
@@ -136,7 +141,7 @@ class Actor(Role):
             with metrics.timed("snapshot"):
                 await self._publish()
         row = metrics.finish(finished, asyncio.get_running_loop().time())
-        self._since_checkpoint.append(row)
+        self._last_rows.append(row)
         await self.bus.emit({"kind": "step", "metrics": row})
 
     async def _take(self, left: int, metrics: StepMetrics) -> Lease:
@@ -164,17 +169,30 @@ class Actor(Role):
         return rows
 
     def _train_on(self, rows: Rows, metrics: StepMetrics) -> TrainBatch:
-        assert self._backend is not None
         batch = rows.to_batch()
-        metrics.sums.add(self._backend.forward_backward(batch))
+        self._learn(batch, metrics)
         return batch
+
+    def _learn(self, batch: TrainBatch, metrics: StepMetrics) -> None:
+        assert self._backend is not None
+        for maker in self._inside:
+            metrics.sums.add(maker.learn(batch))
+        if self.step >= self._num_warmup_steps:
+            metrics.sums.add(self._backend.forward_backward(batch))
+
+    def _finish_update(self) -> dict[str, float]:
+        """Without gradients, in the critic's warm-up, the schedule alone moves on."""
+        assert self._backend is not None
+        finished = dict(self._backend.finish_step())
+        for maker in self._inside:
+            finished |= maker.finish_step()
+        return finished
 
     def _once_more(self, batches: Sequence[TrainBatch], metrics: StepMetrics) -> dict[str, float]:
         """Another update on the same rows."""
-        assert self._backend is not None
         for batch in batches:
-            metrics.sums.add(self._backend.forward_backward(batch))
-        return self._backend.finish_step()
+            self._learn(batch, metrics)
+        return self._finish_update()
 
     # -- weights ------------------------------------------------------------------------------------------------------
     async def _publish(self) -> None:
@@ -209,12 +227,13 @@ class Actor(Role):
 
         def write(folder: Path) -> None:
             backend.save(folder / BACKEND_FOLDER)
+            for maker in self._inside:
+                maker.save(folder)
             asyncio.run_coroutine_threadsafe(self.bus.snapshot(str(folder / QUEUE_FILE)), loop).result()
-            meta = {"step": step, "metrics": self._since_checkpoint[-_MOST_ROWS:]}
+            meta = {"step": step, "metrics": list(self._last_rows)}
             (folder / META_FILE).write_text(json.dumps(meta), "utf-8")
 
         await asyncio.to_thread(self._checkpoints.write, step, write)
-        self._since_checkpoint.clear()
         await self.bus.emit({"kind": "checkpoint", "step": step, "path": f"checkpoints/step_{step}"})
 
     async def _export(self) -> None:
@@ -229,5 +248,5 @@ def read_step(checkpoint: Path) -> int:
 
 
 def read_metrics(checkpoint: Path) -> list[dict[str, Any]]:
-    """Metrics of the steps up to a checkpoint since the one before: its actor may have outlived whoever recorded them."""
+    """Metrics of the last steps before a checkpoint: the actor may have outlived whoever recorded them."""
     return list(json.loads((checkpoint / META_FILE).read_text("utf-8")).get("metrics", []))

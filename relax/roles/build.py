@@ -1,6 +1,6 @@
 """From a configuration to the parts that both runtimes start: the core of the queue, and the roles."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from relax.engines.pool import EnginePool
 from relax.roles.actor import QUEUE_FILE, Actor, read_step
 from relax.roles.advantages import Advantages
 from relax.roles.columns import ColumnMaker, ColumnRole
+from relax.roles.critic import Critic, CriticRole, MakeCritic
 from relax.roles.logprobs import CurrentPolicy, PublishedPolicy, Reference, SwappedReference
 from relax.roles.role import MakeBackend, Role
 from relax.roles.rollout import Rollout
+from relax.roles.teacher import Teacher
 from relax.roles.topology import in_actor
-from relax.train.backend import TrainBackend
+from relax.train.backend import TrainBackend, ValueBackend
 from relax.train.reference import ReferenceFiles
 
 
@@ -61,6 +63,14 @@ def make_backend(config: RunConfig) -> TrainBackend:
     return TorchBackend(config)
 
 
+def make_critic(config: RunConfig) -> ValueBackend:
+    """The critic's back end, of the kind that `train.backend.type` names."""
+    # here, since torch and transformers take seconds to import and belong to the process that computes with them
+    from relax.train.critic_backend import CriticBackend
+
+    return CriticBackend(config)
+
+
 def make_engine(config: RunConfig, name: str) -> Engine:
     """The generation engine that `rollout.engine.type` names."""
     # here, since torch and transformers take seconds to import and belong to the process that computes with them
@@ -78,6 +88,7 @@ def make_role(
     resume: Path | None,
     engines: EnginePool | None = None,
     make_backend: MakeBackend = make_backend,
+    make_critic: MakeCritic = make_critic,
     *,
     first_step: int | None = None,
     is_restart: bool = False,
@@ -93,7 +104,13 @@ def make_role(
             assert engines is not None
             return Rollout(config, bus, engines, first_step, is_restart=is_restart)
         case "actor":
-            return Actor(config, bus, run_dir, resume, make_backend, lambda backend: make_inside(config, backend, run_dir))
+
+            def inside(backend: TrainBackend) -> Sequence[ColumnMaker]:
+                return make_inside(config, backend, run_dir, make_backend, make_critic)
+
+            return Actor(config, bus, run_dir, resume, make_backend, inside)
+        case "critic":
+            return CriticRole(config, bus, run_dir, make_critic, first_step, is_restart=is_restart)
     return ColumnRole(name, config, bus, make_column_maker(name, config, run_dir, first_step, make_backend))
 
 
@@ -107,14 +124,24 @@ def make_column_maker(name: str, config: RunConfig, run_dir: Path, first_step: i
             return Reference(config, make_backend, reference_files(config, run_dir), version)
         case "actor_fwd":
             return PublishedPolicy(config, make_backend)
+        case "teacher":
+            return Teacher(config, make_backend)
     raise AssertionError(f"no role is called {name!r}")
 
 
-def make_inside(config: RunConfig, backend: TrainBackend, run_dir: Path) -> Sequence[ColumnMaker]:
-    """What the actor computes itself, with its own back end."""
-    makers: dict[str, ColumnMaker] = {
-        "advantages": Advantages(config),
-        "reference": SwappedReference(backend, reference_files(config, run_dir)),
-        "actor_fwd": CurrentPolicy(backend),
+def make_inside(
+    config: RunConfig,
+    backend: TrainBackend,
+    run_dir: Path,
+    make_backend: MakeBackend = make_backend,
+    make_critic: MakeCritic = make_critic,
+) -> Sequence[ColumnMaker]:
+    """What the actor computes itself: with its own back end, but for teacher and critic."""
+    makers: dict[str, Callable[[], ColumnMaker]] = {
+        "reference": lambda: SwappedReference(backend, reference_files(config, run_dir)),
+        "actor_fwd": lambda: CurrentPolicy(backend),
+        "teacher": lambda: Teacher(config, make_backend),
+        "critic": lambda: Critic(config, make_critic),
+        "advantages": lambda: Advantages(config),
     }
-    return [makers[name] for name in in_actor(config)]
+    return [makers[name]() for name in in_actor(config)]

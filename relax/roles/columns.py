@@ -6,6 +6,7 @@ in actor:  the same maker is called on the rows that the actor has claimed
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
 from relax.errors import StaleHandle
 from relax.roles.role import Role
+from relax.train.backend import StepSums, TrainBatch
 from relax.types import Column, WeightManifest
 from relax.weights.follower import follow
 
@@ -48,6 +50,20 @@ class ColumnMaker:
 
     def published(self, version: int) -> None:
         """Inside the actor: the weights of its back end are published as `version`."""
+
+    def learn(self, batch: TrainBatch) -> StepSums:
+        """Inside the actor: rows of the step with every column, as often as the policy is trained on them."""
+        return StepSums()
+
+    def finish_step(self) -> dict[str, float]:
+        """Inside the actor: the end of an update; returns metrics."""
+        return {}
+
+    def save(self, checkpoint: Path) -> None:
+        """Inside the actor: puts what it has learned into a folder of its own in `checkpoint`, between two updates."""
+
+    def load_saved(self, checkpoint: Path) -> None:
+        """Inside the actor: goes on where `save` was called, before `resumed`."""
 
 
 class ColumnRole(Role):

@@ -12,7 +12,10 @@ from relax.bus.columns import slice_rows
 from relax.train.backend import TrainBatch
 from relax.types import Column, Ragged
 
-_TO_BATCH = ("rollout_logprobs", "advantages", "old_logprobs", "ref_logprobs")
+_TO_BATCH = (
+    *("rollout_logprobs", "advantages", "old_logprobs", "ref_logprobs", "values", "returns"),
+    *("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
+)
 
 
 @dataclass(frozen=True, slots=True)

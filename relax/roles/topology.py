@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from relax.algorithms.table import has_advantages, is_whole_batch, made_columns, needed_columns
+from relax.config.algorithm import AlgorithmConfig, CustomConfig
 from relax.config.run import RunConfig
 
 
@@ -29,7 +30,6 @@ MODES = {
     "fully_async": Mode(has_services=True, takes_turns=False),
 }
 
-_COLUMNS = {"reference": ("ref_logprobs",), "actor_fwd": ("old_logprobs",)}  # of makers that always make the same
 _NUM_PARTS = 4  # a step's groups reach the actor in about so many parts
 
 
@@ -62,15 +62,44 @@ def column_makers(config: RunConfig) -> dict[str, str]:
     """Who computes columns between rollout and actor, and why: role name -> reason. Each may need columns of those before it;
     useless ones are left out."""
     algorithm = config.algorithm
-    needed = needed_columns(algorithm)
+    needed, kind = needed_columns(algorithm), f'algorithm.type = "{algorithm.type}"'
     makers = {}
     if "ref_logprobs" in needed:
-        makers["reference"] = f"algorithm.kl.coef = {algorithm.kl.coef} needs reference log-probs"
+        why = f"algorithm.kl.coef = {algorithm.kl.coef}" if algorithm.kl.coef else _names("ref_logprobs")
+        makers["reference"] = f"{why} needs reference log-probs"
     if "old_logprobs" in needed:
-        makers["actor_fwd"] = 'algorithm.old_logprobs = "recompute" needs the proximal policy'
+        recompute = algorithm.old_logprobs == "recompute"
+        why = 'algorithm.old_logprobs = "recompute"' if recompute else _names("old_logprobs")
+        makers["actor_fwd"] = f"{why} needs the proximal policy"
+    if teacher_columns(algorithm):
+        makers["teacher"] = f"{kind} asks a teacher how likely it finds the samples"
+    if "values" in needed:
+        makers["critic"] = f"{kind} needs values; learns them"
     if has_advantages(algorithm):
         makers["advantages"] = f"turns rewards into advantages ({algorithm.type})"
     return makers
+
+
+def _names(column: str) -> str:
+    return f'algorithm.needs with "{column}"'
+
+
+def teacher_columns(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """What a teacher has to say about the samples, if there is one."""
+    return tuple(name for name in needed_columns(algorithm) if name.startswith("teacher_"))
+
+
+def _columns_of(config: RunConfig, maker: str) -> tuple[str, ...]:
+    match maker:
+        case "reference":
+            return ("ref_logprobs",)
+        case "actor_fwd":
+            return ("old_logprobs",)
+        case "teacher":
+            return teacher_columns(config.algorithm)
+        case "critic":
+            return ("values",)
+    return made_columns(config.algorithm)
 
 
 def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
@@ -78,10 +107,12 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     resources, mode = config.resources, mode_of(config)
     inside = in_actor(config)
     also = f"; computes {', '.join(inside)} itself" if inside else ""
+    gpus = {"reference": resources.reference_gpus, "actor_fwd": resources.reference_gpus}
+    gpus |= {"teacher": resources.teacher_gpus, "critic": resources.critic_gpus}
     specs = [RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue")]
     for name, reason in column_makers(config).items():
         if name not in inside:
-            specs.append(RoleSpec(name, reason, 0.0, 0.0 if name == "advantages" else resources.reference_gpus))
+            specs.append(RoleSpec(name, reason, 0.0, gpus.get(name, 0.0)))
     share = 0.5 if mode.takes_turns else 1.0
     specs.append(
         RoleSpec(
@@ -100,7 +131,11 @@ def in_actor(config: RunConfig) -> tuple[str, ...]:
     makers = tuple(column_makers(config))
     if not mode_of(config).has_services:
         return makers
-    return ("advantages",) if "advantages" in makers and is_whole_batch(config.algorithm) else ()
+    if not is_whole_batch(config.algorithm):
+        return ()
+    # what gae makes for the critic is the same whatever else is in the step; nobody knows that of a function of the user's
+    whole = ("critic", "advantages") if isinstance(config.algorithm, CustomConfig) else ("advantages",)
+    return tuple(name for name in makers if name in whole)
 
 
 def engine_names(config: RunConfig) -> tuple[str, ...]:
@@ -128,7 +163,7 @@ def actor_columns(config: RunConfig) -> tuple[str, ...]:
     inside = in_actor(config)
     for name in column_makers(config):
         if name not in inside:
-            columns += made_columns(config.algorithm) if name == "advantages" else _COLUMNS[name]
+            columns += _columns_of(config, name)
     return tuple(columns)
 
 

@@ -89,6 +89,11 @@ class TrainBackend(Protocol):
         """
         ...
 
+    def top_logprobs(self, batch: TrainBatch, top_k: int, num_ids: int) -> tuple[Ragged, Ragged]:
+        """The `top_k` most likely tokens with ids below `num_ids` in place of each trained token, likeliest first: ids int32
+        and log-probs float32 `[T, top_k]` at the sampling temperature; 0 at the others."""
+        ...
+
     def weights(self) -> Mapping[str, Any]:
         """The current weights (torch tensors) by Hugging Face name, a tied tensor under one name."""
         ...
@@ -116,4 +121,16 @@ class TrainBackend(Protocol):
 
     def export(self, folder: Path) -> None:
         """A folder that `from_pretrained` loads, tokenizer included."""
+        ...
+
+
+class ValueBackend(TrainBackend, Protocol):
+    """What a critic asks of its back end besides: it learns `returns`, and its policy methods have no meaning."""
+
+    def values(self, batch: TrainBatch) -> Ragged:
+        """The value `[T]` float32 of what stands before each trained token; else 0."""
+        ...
+
+    def forget_gradients(self) -> None:
+        """Drops what was gathered since the last step."""
         ...

@@ -73,6 +73,15 @@ class CheckpointStore:
         """Path of every complete checkpoint by its step, oldest first."""
         return dict(self._complete())
 
+    def forget_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps than `step`: they are of a future that the run has not."""
+        try:
+            for later, path in self._complete():
+                if later > step:
+                    _remove(path)
+        except OSError as error:
+            raise CheckpointError(f"{self._folder}: a checkpoint cannot be removed: {error.strerror or error}") from error
+
     def _complete(self) -> list[tuple[int, Path]]:
         """Oldest first; of one step, the one that was replaced before the one that replaced it."""
         paths = self._folder.iterdir() if self._folder.is_dir() else ()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from relax.algorithms.objective import LossSums, ValuedTokens
 from relax.algorithms.table import make_value_loss
-from relax.config.algorithm import PPOConfig
+from relax.config.algorithm import CustomConfig, PPOConfig
 from relax.config.run import RunConfig
 from relax.data.packing import Group, MicroBatch, find_groups
 from relax.train.backend import TrainBatch
@@ -29,7 +29,7 @@ class CriticBackend(TorchBackend):
     """
 
     def __init__(self, config: RunConfig) -> None:
-        assert isinstance(config.algorithm, PPOConfig), f"{config.algorithm.type} has no critic"
+        assert isinstance(config.algorithm, PPOConfig | CustomConfig), f"{config.algorithm.type} has no critic"
         super().__init__(config)
         self._value_loss = make_value_loss(config.algorithm, length_budget=config.rollout.max_new_tokens)
 
@@ -39,6 +39,12 @@ class CriticBackend(TorchBackend):
         nn.init.zeros_(model.value_head.weight)
         nn.init.zeros_(model.value_head.bias)
         return model
+
+    def forget_gradients(self) -> None:
+        """Drops what was gathered since the last step, so that the rest can be saved."""
+        self._count = 0.0
+        self._flush()
+        self._optimizer.zero_grad()
 
     @torch.no_grad()
     def values(self, batch: TrainBatch) -> Ragged:

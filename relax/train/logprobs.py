@@ -50,6 +50,27 @@ def token_logprobs(
     return logprobs, entropy[rows] if with_entropy else None
 
 
+def top_logprobs(
+    hidden: Tensor, head: tuple[Tensor, Tensor | None], top_k: int, num_ids: int, *, temperature: float, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The `top_k` most likely tokens with ids below `num_ids`, likeliest first: ids `[U, top_k]` and log-probs `[U, top_k]`.
+
+    Probabilities are those over the whole vocabulary. No gradient flows. Otherwise as `token_logprobs`.
+    """
+    weight, bias = head
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    ids = torch.empty(len(hidden), top_k, dtype=torch.int64, device=hidden.device)
+    logprobs = torch.empty(len(hidden), top_k, dtype=wide, device=hidden.device)
+    for start, end in _blocks(len(hidden), len(weight), chunk, hidden.device):
+        logits = torch.mm(hidden[start:end], weight.t()).to(wide)
+        if bias is not None:
+            logits += bias
+        logits /= temperature
+        best = torch.topk(logits[:, :num_ids], top_k, -1)
+        ids[start:end], logprobs[start:end] = best.indices, best.values - logits.logsumexp(-1, keepdim=True)
+    return ids, logprobs
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(

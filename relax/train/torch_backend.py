@@ -26,7 +26,7 @@ from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
 from relax.train.decoder import TrainDecoder
 from relax.train.loading import load_model, named_weights, start_recomputing, tokenizer_folder
-from relax.train.logprobs import token_logprobs
+from relax.train.logprobs import token_logprobs, top_logprobs
 from relax.train.optimizer import Optimizer
 from relax.types import Ragged, WeightManifest
 
@@ -146,6 +146,25 @@ class TorchBackend:
             for micro in self._micro_batches(batch, part):
                 values[micro.targets] = self._logprobs(micro, temperature, with_entropy=False)[0].cpu().numpy()
         return Ragged(values, batch.tokens.offsets)
+
+    @torch.no_grad()
+    def top_logprobs(self, batch: TrainBatch, top_k: int, num_ids: int) -> tuple[Ragged, Ragged]:
+        """The `top_k` most likely tokens with ids below `num_ids` in place of each trained token, likeliest first: ids int32
+        and log-probs float32 `[T, top_k]` at the sampling temperature; 0 at the others."""
+        shape = (len(batch.tokens.values), top_k)
+        ids, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        for micro in self._micro_batches(batch, find_groups(batch.tokens, batch.loss_mask, batch.group_ids)):
+            places, rows = np.unique(micro.sources, return_inverse=True)
+            found = top_logprobs(
+                self._hidden(micro)[torch.from_numpy(places).to(self.device)],
+                self._forward.head,
+                top_k,
+                num_ids,
+                temperature=self._config.rollout.temperature,
+                chunk=self._config.train.logprob_chunk,
+            )
+            ids[micro.targets], logprobs[micro.targets] = (tensor.cpu().numpy()[rows.reshape(-1)] for tensor in found)
+        return Ragged(ids, batch.tokens.offsets), Ragged(logprobs, batch.tokens.offsets)
 
     def _micro_batches(self, batch: TrainBatch, groups: list[Group]) -> Iterator[MicroBatch]:
         budget = self._config.train.max_tokens_per_micro_batch

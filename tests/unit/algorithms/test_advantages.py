@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from loop_advantages import loop_advantages
 
 from relax.algorithms.advantages import advantages
-from relax.algorithms.table import ALGORITHMS, estimator_columns, has_advantages, is_whole_batch, needed_columns
+from relax.algorithms.table import (
+    ALGORITHMS,
+    estimator_columns,
+    has_advantages,
+    has_critic,
+    is_whole_batch,
+    needed_columns,
+)
 from relax.config import algorithm as a
 from relax.errors import ConfigError
 from relax.types import Ragged
@@ -70,7 +77,7 @@ def test_matches_the_loop_for_interleaved_groups_of_1_3_4_and_8(config):
     rows = make_rows()
     made = estimate(config, rows)
     wanted = dict(zip(("advantages", "returns"), loop_advantages(config, rows), strict=True))
-    assert set(made) == ({"advantages", "returns"} if ALGORITHMS[config.type].returns else {"advantages"})
+    assert set(made) == ({"advantages", "returns"} if has_critic(config) else {"advantages"})
     for name, column in made.items():
         assert column.values.dtype == np.float32
         for index, row in enumerate(rows):
@@ -188,6 +195,7 @@ def my_module(monkeypatch):
 
     module.best_of_group = best_of_group
     module.wrong = lambda given: given.rewards[:0]
+    module.critic = lambda given: {"advantages": -given.columns["values"], "returns": given.spread(given.rewards)}
     module.teacher = lambda given: given.columns["teacher_logprobs"]
     monkeypatch.setitem(sys.modules, "my_advantages", module)
     return module
@@ -214,6 +222,21 @@ def test_a_function_of_ones_own_reads_the_columns_that_it_needs(my_module):
         assert found[index].tolist() == [
             np.float32(q) if m else 0.0 for q, m in zip(row["teacher_logprobs"], row["mask"], strict=True)
         ]
+
+
+@pytest.mark.parametrize("scope", ["group", "batch"])
+def test_a_function_of_ones_own_may_have_a_critic(my_module, scope):
+    config = a.CustomConfig(path="my_advantages:critic", needs=("values",), scope=scope)
+    assert needed_columns(config) == ("values", "advantages", "returns")
+    rows = make_rows()
+    found = estimate(config, rows)
+    for index, row in enumerate(rows):
+        assert found["advantages"][index].tolist() == [
+            -np.float32(v) if m else 0.0 for v, m in zip(row["values"], row["mask"], strict=True)
+        ]
+        assert found["returns"][index].tolist() == [np.float32(row["reward"]) * m for m in row["mask"]]
+    with pytest.raises(ConfigError, match="without returns"):
+        estimate(a.CustomConfig(path="my_advantages:best_of_group", needs=("values",)), rows)
 
 
 def test_a_function_that_is_wrong_or_missing_is_named(my_module):

@@ -21,6 +21,7 @@ def make(*overrides):
 
 STALE, FRESH = "rollout.max_staleness=4", "rollout.max_staleness=0"
 TIS, CURRENT, AGAIN = "algorithm.correction.type=tis", "algorithm.old_logprobs=current", "algorithm.old_logprobs=recompute"
+TEACHER = "teacher.model.path=t"
 CUSTOM = ("algorithm.type=custom", "algorithm.path=m:f")
 
 
@@ -35,7 +36,7 @@ CUSTOM = ("algorithm.type=custom", "algorithm.path=m:f")
         (STALE, AGAIN, "algorithm.correction.type=decoupled", "algorithm.correction.cap=3.0"),
         (STALE, "algorithm.type=reinforce"),
         (FRESH, "algorithm.type=reinforce", "algorithm.correction.type=none"),
-        (STALE, "algorithm.type=opd_full"),
+        (STALE, "algorithm.type=opd_full", TEACHER),
         (STALE, "algorithm.type=cispo"),
         (STALE, "algorithm.type=sapo"),
         (STALE, *CUSTOM),
@@ -69,6 +70,9 @@ def test_what_can_learn_is_allowed(overrides):
         (("algorithm.type=gspo", "algorithm.aggregation=token_mean"), "allowed are 'sequence_mean'"),
         (("algorithm.type=gspo", "rollout.group_size=1"), "gspo compares the members of a group"),
         (("algorithm.type=custom",), "algorithm.path: missing"),
+        (("algorithm.type=opd",), 'algorithm.type = "opd" learns from a teacher: set teacher.model.path'),
+        (("algorithm.type=opd_full",), "set teacher.model.path"),
+        ((*CUSTOM, 'algorithm.needs=["teacher_logprobs"]'), "set teacher.model.path"),
         ((*CUSTOM, "algorithm.objective=gspo"), "algorithm.objective = 'gspo'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -62,6 +62,7 @@ def step_row():
     metrics.add_rows(Rows(columns, np.zeros(2, np.int64)))
     metrics.sums = objective_metrics()
     row = StepRow()
+    row.of_role({f"critic/{name}": value for name, value in OPTIMIZER.items()})
     row.rollout({"counts": ROLLOUT_COUNTS, "waited_s": 1.0})
     return row.finish(metrics.finish(OPTIMIZER, now=2.0), now=2.0)
 

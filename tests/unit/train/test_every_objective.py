@@ -16,7 +16,8 @@ TOP = 4
 PER_TOKEN = [f.name for f in fields(TrainBatch) if f.name not in ("tokens", "group_ids")]
 OVERRIDES = {
     "custom": ["algorithm.path=mine:f"],
-    "opd_full": ["algorithm.correction.type=tis"],
+    "opd": ["teacher.model.path=t"],
+    "opd_full": ["algorithm.correction.type=tis", "teacher.model.path=t"],
     "grpo": ["algorithm.kl.coef=0.2", "algorithm.entropy_coef=0.1", "algorithm.aggregation=sequence_mean"],
     "rloo": ["algorithm.old_logprobs=recompute", "algorithm.correction.type=icepop", "algorithm.dual_clip=3.0"],
     "gspo": ["algorithm.clip_high=0.2", "algorithm.clip_low=0.2"],
@@ -116,7 +117,7 @@ def test_on_policy_at_a_temperature_the_ratio_is_one(make_run):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_policys_log_probs_of_the_teachers_tokens_are_those_of_the_whole_vocabulary(make_run, temperature):
     """A teacher that is the student itself leaves nothing to learn, at any temperature."""
-    run = make_run("qwen3", "algorithm.type=opd_full", f"rollout.temperature={temperature}")
+    run = make_run("qwen3", "algorithm.type=opd_full", "teacher.model.path=t", f"rollout.temperature={temperature}")
     backend, batch = TorchBackend(run), make_full_batch()
     mask, teacher = np.zeros_like(batch.loss_mask.values), np.zeros_like(batch.teacher_top_logprobs.values)
     for row, start in enumerate(batch.tokens.offsets[:-1].tolist()):
