@@ -18,6 +18,7 @@ from relax.observe.run_folder import RunFolder
 
 _NUM_WARNINGS = 5
 _NUM_RECOVERIES = 3
+_STALE = {"dropped": "dropped", "masked": "trained with their oldest tokens masked", "surplus": "given up as surplus"}
 _STATS_FRESH_S = 15.0
 _COLORS = {"running": "blue", "finished": "green", "stopped": "yellow", "failed": "red", "unknown": "dim"}
 
@@ -49,7 +50,7 @@ def status_dict(run_dir: Path) -> dict[str, Any]:
         "waits": shown_waits(stats) if is_live else [],
         "versions": stats.get("versions", {}).get("acknowledged", {}) if is_live else {},
         "ages": _ages(rows),
-        "num_masked": sum(int(row.get("tokens/masked_stale") or 0) for row in rows),
+        "stale": stats.get("stale", {}),
         "ledger": ledger.counts(),
         "ledger_faults": ledger.faults(),
         "drops": ledger.drops(),
@@ -98,8 +99,8 @@ def _lines(status: Mapping[str, Any], rewards: list[float | None]) -> Iterator[t
         ages = ", ".join(f"{count} of age {age}" for age, count in status["ages"].items())
         so_far = f"; samples so far: {ages}" if ages else ""
         yield "age", f"mean {metrics['age/mean']:.2f}, max {metrics['age/max']}, {status['max_staleness']} allowed{so_far}"
-    if status["num_masked"]:
-        yield "masked", f"{status['num_masked']} tokens that were too old"
+    if stale := {what: count for what, count in status["stale"].items() if count}:
+        yield "stale", ", ".join(f"{count} groups {_STALE[what]}" for what, count in stale.items() if what in _STALE)
     if metrics.get("tokens_per_s") is not None and metrics.get("step_s"):
         yield "speed", f"{metrics['tokens_per_s']:,.0f} tokens/s, {metrics['step_s']:.2f} s a step"
         yield "waiting", _shares(metrics)

@@ -44,7 +44,9 @@ def run(tmp_path):
         recorder.event({"kind": "recovery", "role": "actor", "cause": cause, "attempt": 1, "down_s": 3.21, "step": 2})
         recorder.event({"kind": "weights", "subscriber": "engine-0", "version": 2, "rejected": "digest disagrees"})
         wait = {"who": "rollout", "call": "admit", "reason": "a place [a]", "since_s": 3.0}
-        recorder.stats({"waits": [wait], "versions": {"acknowledged": {"engine-0": 3}}})
+        recorder.stats(
+            {"stale": {"dropped": 1, "masked": 3, "surplus": 0}, "waits": [wait], "versions": {"acknowledged": {"engine-0": 3}}}
+        )
         recorder.close()
         (folder.path / "checkpoints" / "step_2").mkdir(parents=True)
         database = sqlite3.connect(folder.path / "ledger.sqlite")
@@ -64,6 +66,7 @@ def test_a_running_run_is_shown_with_all_that_matters(run):
         "versions held: engine-0 3",
         "4 issued = 1 trained + 1 dropped + 2 in flight", "1 dropped: too old for step", "step_2",
         "samples so far: 6 of age 0, 18 of age 1", "recoveries (1, 1 faults on purpose)",
+        "1 groups dropped, 3 groups trained with their oldest tokens masked",
         "actor ran again after 3.2 s, at step 2: the process of actor died", "warnings (2)", "rollout: prompt 7 was [too] long",
         "engine-0: version 2: digest disagrees",
     ):  # fmt: skip
