@@ -109,12 +109,12 @@ async def test_a_call_that_hangs_or_ends_its_worker_is_the_only_one_that_fails(
     note = tmp_path / "child"
     monkeypatch.setenv("RELAX_TEST_CHILD_NOTE", str(note))
     past = "ran past reward.time_limit_s = 0.5"
-    bad = {"loop": past, "regex": past, "child": past, "exit 3": "exit code 3", "exit 0": "exit code 0"}
+    bad = {"regex": past, "child": past, "exit 3": "exit code 3"}
     async with Running(config(time_limit_s=0.5, num_workers=2)) as pool:
         before = pool.worker_pids
         responses = [text for index, name in enumerate(bad) for text in (f"number {index}", name)]
         results, others = await asyncio.gather(pool.score(PROMPT, responses), pool.score(PROMPT, ["number 7"] * 20))
-        assert [result.value for result in results[::2]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert [result.value for result in results[::2]] == [0.0, 1.0, 2.0]
         for result, words in zip(results[1::2], bad.values(), strict=True):
             assert (result.outcome, result.value) == (Outcome.REWARD_ERROR, None)
             assert words in str(result.error)

@@ -114,6 +114,7 @@ def test_math_compares_answers_as_mathematics(response: str, answer: Any, expect
     assert score(MathRewardConfig(), response, answer) == expected
 
 
+@pytest.mark.slow
 async def test_math_works_in_a_worker_where_what_hangs_is_killed() -> None:
     pool = RewardPool(MathRewardConfig(time_limit_s=1.0))
     await pool.start()
