@@ -3,6 +3,7 @@ after a resume."""
 
 import asyncio
 import json
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -112,3 +113,65 @@ def test_every_algorithm_runs_in_every_mode(configure: Callable[..., RunConfig],
     if has_critic:
         saved = next((Path(config.run.dir) / config.run.name).glob("**/critic/**/weights.safetensors"))
         assert load_file(saved)["value_head.weight"].any(), "the critic has learned something"
+
+
+@pytest.mark.parametrize("mode", ["colocate", "fully_async"])
+def test_a_policy_waits_while_its_critic_warms_up(configure: Callable[..., RunConfig], tiny_model: Path, mode: str) -> None:
+    warm_up = ["critic.warmup_steps=2", "train.checkpoint.every=1", "train.checkpoint.keep=9", "train.num_steps=3"]
+    config = configure(*ALGORITHMS["ppo"], *MODES[mode], *warm_up)
+    rows = run(config)
+    assert [row["grad_norm"] > 0 for row in rows] == [False, False, True]
+    assert ["pg_loss" in row for row in rows] == [False, False, True]
+    folder = Path(config.run.dir) / config.run.name
+    before = load_file(tiny_model / "model.safetensors")
+    for step, is_same in ((1, True), (2, True), (3, False)):
+        after = load_file(folder / "checkpoints" / f"step_{step}" / "actor" / "weights.safetensors")
+        assert all(torch.equal(before[name], tensor) for name, tensor in after.items()) is is_same
+        place = folder / "checkpoints" / f"step_{step}" / "critic" if mode == "colocate" else folder / "critic" / f"step_{step}"
+        assert load_file(place / "weights.safetensors")["value_head.weight"].any()
+
+
+@pytest.mark.parametrize("mode", ["colocate", "fully_async"])
+def test_a_resumed_critic_is_the_one_that_was_saved(configure: Callable[..., RunConfig], mode: str) -> None:
+    """Four steps are, to the last bit, two and two more."""
+    exact = ["run.deterministic=true", "rollout.max_staleness=0", f"resources.mode={mode}", "train.checkpoint.every=2"]
+    steps = {"whole": [4], "halves": [2, 4]}
+    weights = {}
+    for name, ends in steps.items():
+        for start, end in zip([None, *ends], ends, strict=False):
+            config = configure(*ALGORITHMS["ppo"], *exact, f"train.num_steps={end}", f"run.name={name}")
+            rows = run(config, start)
+        assert len(rows) == 4
+        folder = Path(config.run.dir) / name
+        critic = folder / ("checkpoints/step_4/critic" if mode == "colocate" else "critic/step_4")
+        weights[name] = load_file(folder / "hf" / "model.safetensors") | load_file(critic / "weights.safetensors")
+    assert weights["whole"].keys() == weights["halves"].keys()
+    assert all(torch.equal(weights["halves"][name], tensor) for name, tensor in weights["whole"].items())
+
+
+@pytest.mark.parametrize("whiten", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_critic_of_its_own_learns_what_one_in_the_actor_learns(run_file: RunFile, tmp_path: Path, whiten: bool) -> None:
+    settings = ["algorithm.type=ppo", "critic.lr=1e-2", f"algorithm.whiten={str(whiten).lower()}", "algorithm.kl.coef=0.05"]
+    command = [sys.executable, "-m", "relax.cli.main", "parity", str(run_file()), "--steps", "8", *settings]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal, bit by bit") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["hybrid", "fully_async"])
+def test_ppo_learns_with_a_critic_that_explains_its_returns(configure: Callable[..., RunConfig], mode: str) -> None:
+    config = configure(*ALGORITHMS["ppo"], *MODES[mode], "train.num_steps=60", "critic.warmup_steps=3")
+    rows = run(config)
+    assert mean(rows[-5:], "reward/mean") > mean(rows[:5], "reward/mean") + 0.1
+    late = [row for row in rows[-20:] if "value_loss" in row]
+    assert mean(late, "value/error/std") < mean(late, "return/std"), "better than a constant"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["colocate", "fully_async"])
+@pytest.mark.parametrize("algorithm", ["opd", "opd_full"])
+def test_a_student_comes_closer_to_its_teacher(configure: Callable[..., RunConfig], algorithm: str, mode: str) -> None:
+    rows = run(configure(*ALGORITHMS[algorithm], *MODES[mode], "train.num_steps=60", "train.lr=1e-2"))
+    name = "teacher_kl" if algorithm == "opd" else "loss"
+    assert 0 < mean(rows[-5:], name) < 0.7 * mean(rows[:5], name)

@@ -1,5 +1,6 @@
 """The same columns, whoever computes them: a role of its own, or the actor with its own back end."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,11 @@ import torch
 from fakes import FakeBackend
 
 from relax.config import RunConfig, make_config
+from relax.errors import ConfigError
 from relax.roles.build import make_column_maker, make_inside, reference_files
 from relax.roles.columns import ColumnMaker
 from relax.roles.logprobs import Reference, SwappedReference
+from relax.train.backend import TrainBatch
 from relax.types import Ragged, WeightManifest
 
 RAW = {
@@ -120,3 +123,58 @@ def test_enough_reference_files_for_the_kept_checkpoints(
     for version in range(files.every, 20 * files.every, files.every):
         files.keep(version, {"w": torch.zeros(1)})
     assert len(list(tmp_path.glob("reference/version_*"))) == num_kept + 1
+
+
+class FakeTeacher(FakeBackend):
+    """Remembers how its likeliest tokens were asked for."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path, self.asked = path, (0, 0)
+
+    def top_logprobs(self, batch: TrainBatch, top_k: int, num_ids: int) -> tuple[Ragged, Ragged]:
+        self.asked = (top_k, num_ids)
+        zeros = np.zeros((len(batch.tokens.values), top_k), np.float32)
+        return Ragged(zeros.astype(np.int32), batch.tokens.offsets), Ragged(zeros, batch.tokens.offsets)
+
+
+def teacher_of(tmp_path: Path, config: RunConfig) -> tuple[ColumnMaker, FakeTeacher]:
+    made: list[FakeTeacher] = []
+
+    def make_backend(of: RunConfig) -> FakeTeacher:
+        made.append(FakeTeacher(of.model.path))
+        return made[-1]
+
+    if config.resources.mode == "fully_async":
+        maker = make_column_maker("teacher", config, tmp_path, 0, make_backend)
+    else:
+        maker = make_inside(config, FakeBackend(), tmp_path, make_backend)[0]
+    maker.load()
+    return maker, made[0]
+
+
+@pytest.mark.parametrize("mode", ["colocate", "fully_async"])
+def test_a_teacher_scores_with_its_own_model(tmp_path: Path, mode: str) -> None:
+    raw = RAW | {"algorithm": {"type": "opd"}, "teacher": {"model": {"path": "t"}}}
+    maker, backend = teacher_of(tmp_path, make_config(raw, [f"resources.mode={mode}"]))
+    assert (maker.columns, backend.path) == (("teacher_logprobs",), "t")
+    assert scored(maker) == -1.0
+
+
+def test_a_teacher_tells_its_likeliest_tokens_of_those_that_the_policy_has(
+    tmp_path: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    padded = tmp_path_factory.mktemp("padded")
+    for file in tiny_model.iterdir():
+        (padded / file.name).write_bytes(file.read_bytes())
+    described = json.loads((padded / "config.json").read_text())
+    (padded / "config.json").write_text(json.dumps(described | {"vocab_size": described["vocab_size"] + 64}))
+    raw = RAW | {"model": {"path": str(tiny_model)}, "teacher": {"model": {"path": str(padded)}}}
+    raw |= {"algorithm": {"type": "opd_full", "top_k": 3}}
+    maker, backend = teacher_of(tmp_path, make_config(raw))
+    tokens, mask = Ragged.pack([np.arange(3, dtype=np.int32)]), Ragged.pack([np.array([0, 1, 1], np.uint8)])
+    made = maker.make({"tokens": tokens, "loss_mask": mask}, np.zeros(1, np.int64))
+    assert tuple(made) == maker.columns == ("teacher_top_ids", "teacher_top_logprobs")
+    assert backend.asked == (3, described["vocab_size"])
+    with pytest.raises(ConfigError, match=rf"share {described['vocab_size']} tokens"):
+        teacher_of(tmp_path, make_config(raw, ["algorithm.top_k=5000"]))

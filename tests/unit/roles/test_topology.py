@@ -14,19 +14,63 @@ RAW = {
 }
 
 
+CUSTOM, TEACHER, CRITICS = ("algorithm.type=custom", "algorithm.path=m:f"), "teacher.model.path=t", ("values", "returns")
+
+
 @pytest.mark.parametrize(
     ("overrides", "extra_roles", "extra_columns"),
     [
         ([], set(), set()),
         (["algorithm.kl.coef=0.01"], {"reference"}, {"ref_logprobs"}),
         (["algorithm.old_logprobs=recompute"], {"actor_fwd"}, {"old_logprobs"}),
+        ([*CUSTOM, 'algorithm.needs=["ref_logprobs"]'], {"reference"}, {"ref_logprobs"}),
+        (
+            [*CUSTOM, 'algorithm.needs=["old_logprobs", "values"]'],
+            {"actor_fwd", "critic"},
+            {"old_logprobs", "values", "returns"},
+        ),
+        ([*CUSTOM, TEACHER, 'algorithm.needs=["teacher_logprobs"]'], {"teacher"}, {"teacher_logprobs"}),
+        ([TEACHER, "algorithm.type=opd"], {"teacher"}, {"teacher_logprobs"}),
+        (["algorithm.type=ppo", "algorithm.whiten=false"], {"critic"}, {"values", "returns"}),
+        (["critic.lr=1.0", TEACHER], set(), set()),
     ],
 )
 def test_useless_roles_are_not_started(overrides: list[str], extra_roles: set[str], extra_columns: set[str]) -> None:
     config = make_config(RAW, overrides)
     assert {spec.name for spec in role_specs(config)} == {"actor", "rollout", "advantages"} | extra_roles
     assert set(actor_columns(config)) >= {"tokens", "advantages"} | extra_columns
-    assert extra_columns == set(actor_columns(config)) & {"ref_logprobs", "old_logprobs"}
+    optional = {"ref_logprobs", "old_logprobs", "teacher_logprobs", "values", "returns"}
+    assert extra_columns == set(actor_columns(config)) & optional
+
+
+def test_a_loss_that_looks_at_a_teacher_needs_no_advantages() -> None:
+    config = make_config(RAW, [TEACHER, "algorithm.type=opd_full"])
+    assert [spec.name for spec in role_specs(config)] == ["rollout", "teacher", "actor"]
+    assert actor_columns(config)[-2:] == ("teacher_top_ids", "teacher_top_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "inside"),
+    [
+        (["algorithm.type=ppo"], ("advantages",)),
+        ([*CUSTOM, "algorithm.scope=batch", 'algorithm.needs=["values"]'], ("critic", "advantages")),
+        ([*CUSTOM, "algorithm.scope=group", 'algorithm.needs=["values"]'], ()),
+    ],
+    ids=["whitened gae: the returns are those of each row", "a function of whole steps: the returns too", "of groups"],
+)
+def test_a_critic_is_in_the_actor_where_its_targets_need_a_whole_step(overrides: list[str], inside: tuple[str, ...]) -> None:
+    config = make_config(RAW, overrides)
+    assert in_actor(config) == inside
+    assert ("values" in actor_columns(config)) == ("critic" not in inside)
+    hybrid = make_config(RAW, [*overrides, "resources.mode=hybrid", "algorithm.kl.coef=0.1"])
+    assert in_actor(hybrid) == ("reference", "critic", "advantages"), "what is needed first comes first"
+
+
+def test_devices_of_teacher_and_critic_are_set_aside() -> None:
+    config = make_config(RAW, ["algorithm.type=ppo", "resources.critic_gpus=0.5"])
+    assert {spec.name: spec.num_gpus for spec in role_specs(config)}["critic"] == 0.5
+    config = make_config(RAW, ["algorithm.type=opd", TEACHER, "resources.teacher_gpus=2"])
+    assert {spec.name: spec.num_gpus for spec in role_specs(config)}["teacher"] == 2
 
 
 def test_engines_have_names_of_their_own() -> None:

@@ -144,3 +144,14 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"the disk is full, 4 KiB are left: .*unexpected pos"):
         store.write(1, fill)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_of_another_future_is_forgotten(tmp_path):
+    store = CheckpointStore(tmp_path / "c", keep=3)
+    for step in (2, 4, 6):
+        store.write(step, fill(str(step)))
+    store.forget_after(3)
+    assert content(store) == (2, "2")
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["step_2"]
+    store.write(3, fill("3"))
+    assert list(store.all()) == [2, 3], "later ones would have pushed it out"

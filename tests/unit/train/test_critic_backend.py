@@ -95,3 +95,21 @@ def test_it_learns_the_returns_also_of_samples_without_advantage_and_is_saved_wi
     again = make_critic(make_run, "train.num_steps=60", "algorithm.value_clip=none")
     again.load(tmp_path / "critic")
     assert np.array_equal(again.values(batch).values, critic.values(batch).values)
+
+
+def test_forgotten_gradients_leave_no_trace(make_run, tmp_path):
+    one, other = make_critic(make_run), make_critic(make_run)
+    batch = with_targets(one, make_batch())
+    one.forward_backward(with_targets(one, make_batch(seed=3)))
+    one.forget_gradients()
+    one.save(tmp_path / "critic")  # which refuses to lose gathered gradients
+    for critic in (one, other):
+        critic.forward_backward(batch)
+        critic.finish_step()
+    assert np.array_equal(one.values(batch).values, other.values(batch).values)
+
+
+def test_a_function_of_ones_own_may_have_a_critic(make_run):
+    run = make_run("qwen3", "algorithm.type=custom", "algorithm.path=m:f", 'algorithm.needs=["values"]')
+    critic, batch = CriticBackend(run), make_batch()
+    assert critic.forward_backward(with_targets(critic, batch)).values()["value_loss"] > 0

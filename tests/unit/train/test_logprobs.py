@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from relax.train.logprobs import token_logprobs
+from relax.train.logprobs import token_logprobs, top_logprobs
 
 
 def inputs(bias=True):
@@ -71,3 +71,14 @@ def test_bfloat16_comes_out_in_float32():
     torch.testing.assert_close(logprobs, plain, rtol=1e-4, atol=2e-4)
     logprobs.sum().backward()
     assert hidden.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_likeliest_tokens_are_those_of_the_plain_formula(chunk, bias):
+    (hidden, *head), _, _ = inputs(bias)
+    logits = hidden @ head[0].t() + (head[1] if bias else 0)
+    wanted = (logits / 0.6).log_softmax(-1)[:, :20].topk(5, -1)  # over all 23, of which the last three are not to be named
+    ids, logprobs = top_logprobs(hidden, (head[0], head[1] if bias else None), 5, 20, temperature=0.6, chunk=chunk)
+    assert torch.equal(ids, wanted.indices)
+    torch.testing.assert_close(logprobs, wanted.values, rtol=1e-12, atol=1e-12)

@@ -236,6 +236,24 @@ def test_an_export_loads_and_computes_the_same(make_run, tmp_path, name):
     assert (tmp_path / "generation_config.json").is_file()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_likeliest_tokens_stand_at_each_trained_place(make_run, name):
+    run = make_run(name, "rollout.temperature=0.7", "train.max_tokens_per_micro_batch=40")
+    backend, batch = TorchBackend(run), make_batch()
+    model = AutoModelForCausalLM.from_pretrained(run.model.path)
+    ids, logprobs = backend.top_logprobs(batch, 4, 250)
+    assert (ids.values.dtype, logprobs.values.dtype) == (np.int32, np.float32)
+    for row in range(len(batch)):
+        with torch.no_grad():
+            logits = model(torch.from_numpy(batch.tokens[row].astype(np.int64))[None]).logits[0]
+        wanted = (logits / 0.7).log_softmax(-1)[:, :250].topk(4, -1)
+        trained = np.flatnonzero(batch.loss_mask[row])
+        assert np.allclose(logprobs[row][trained], wanted.values[trained - 1], rtol=1e-4, atol=1e-4)
+        assert (ids[row][trained] == wanted.indices[trained - 1].numpy()).mean() > 0.9, "but for near ties"
+        assert not ids[row][batch.loss_mask[row] == 0].any()
+        assert not logprobs[row][batch.loss_mask[row] == 0].any()
+
+
 def test_the_canary_is_at_temperature_one_and_fixed(make_run):
     cold, warm = TorchBackend(make_run("qwen3", "rollout.temperature=0.5")), TorchBackend(make_run("qwen3"))
     assert cold.canary() == warm.canary()
