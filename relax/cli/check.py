@@ -1,6 +1,6 @@
 """`relax check`: validates a run before anything is started, with neither torch nor Ray.
 
-run file -> settings -> model folder -> data -> reward -> run folder, port -> memory, cores
+run file -> settings -> model folders -> data -> reward -> run folder, port -> memory, cores
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from relax.cli.check_data import data_findings, reward_findings
+from relax.cli.check_models import other_model_findings
 from relax.cli.check_settings import setting_findings
 from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
 from relax.cli.memory import human_bytes, memory_bytes
@@ -43,6 +44,7 @@ def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
         source or config.run.name,
         setting_findings(config),
         model_findings,
+        other_model_findings(config, model),
         data_findings(config, config.data, "data", model),
         data_findings(config, config.eval.data, "eval.data", model) if config.eval else (),
         reward_findings(config),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from relax.cli.findings import Finding, error, ok, warning
 from relax.config import RunConfig
+from relax.control.faults import FaultPlan
+from relax.errors import ConfigError
 from relax.roles.topology import takes_turns
 
 
@@ -26,6 +28,7 @@ def setting_findings(config: RunConfig) -> Iterator[Finding]:
             if name in algorithm.kl.model_fields_set:
                 yield warning(f"algorithm.kl.{name}", "has no effect with algorithm.kl.coef = 0")
     yield from _staleness(config)
+    yield from _faults(config)
     if config.run.runtime == "inprocess" and config.run.ray_address is not None:
         yield warning("run.ray_address", 'has no effect with run.runtime = "inprocess"')
     if config.eval and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
@@ -35,6 +38,15 @@ def setting_findings(config: RunConfig) -> Iterator[Finding]:
     for key, device in (("rollout.engine.device", rollout.engine.device), ("train.backend.device", train.backend.device)):
         if device.startswith("cuda") and not Path("/dev/nvidiactl").exists():
             yield error(key, f"{device!r}, and this machine has no NVIDIA device: use auto or cpu")
+
+
+def _faults(config: RunConfig) -> Iterator[Finding]:
+    try:
+        FaultPlan(config)
+    except ConfigError as mistake:
+        yield error("faults.events", str(mistake).removeprefix("faults.events: "))
+    if config.faults.random_kills and config.train.num_steps < 2:
+        yield warning("faults.random_kills", "has no effect with train.num_steps = 1: there is no step after the first")
 
 
 def _staleness(config: RunConfig) -> Iterator[Finding]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from relax.algorithms.table import has_advantages
+from relax.algorithms.table import has_advantages, has_critic
 from relax.algorithms.words import advantage_in_words, loss_in_words, mean_in_words
 from relax.cli.memory import human_bytes, longest_sample, max_groups_ahead, memory_bytes
 from relax.config import RunConfig
+from relax.config.algorithm import needs_teacher
 from relax.config.data import DataConfig
 from relax.errors import ModelError
 from relax.models.folder import ModelFolder, read_model_folder
@@ -159,6 +160,10 @@ def _learning(config: RunConfig) -> Rows:
         yield "entropy", f"- {algorithm.entropy_coef:g} x entropy"
     yield "mean", mean_in_words(algorithm, config.rollout.max_new_tokens)
     yield "learning rate", _schedule(config)
+    if has_critic(algorithm):
+        yield "critic", _critic(config)
+    if config.teacher is not None and needs_teacher(algorithm):
+        yield "teacher", config.teacher.model.path
     yield (
         "optimizer",
         f"AdamW, betas {train.betas[0]:g} and {train.betas[1]:g}, weight decay {train.weight_decay:g}, "
@@ -166,12 +171,19 @@ def _learning(config: RunConfig) -> Rows:
     )
 
 
-def _schedule(config: RunConfig) -> str:
-    train = config.train
-    warmup = f"0 to {train.lr:g} over {train.warmup_steps} step(s), then " if train.warmup_steps else ""
+def _schedule(config: RunConfig, lr: float | None = None) -> str:
+    """Of the policy's learning rate, or of another peak `lr`."""
+    train, peak = config.train, lr or config.train.lr
+    warmup = f"0 to {peak:g} over {train.warmup_steps} step(s), then " if train.warmup_steps else ""
     if train.schedule == "constant":
-        return f"{warmup}{train.lr:g}, constant"
-    return f"{warmup}{train.lr:g} down to {train.lr * train.min_lr_ratio:g} at step {train.num_steps}, {train.schedule}"
+        return f"{warmup}{peak:g}, constant"
+    return f"{warmup}{peak:g} down to {peak * train.min_lr_ratio:g} at step {train.num_steps}, {train.schedule}"
+
+
+def _critic(config: RunConfig) -> str:
+    critic = config.critic
+    alone = f"; learns alone for {critic.warmup_steps} step(s), the policy waits" if critic.warmup_steps else ""
+    return f"{(critic.model or config.model).path}, learning rate {_schedule(config, critic.lr)}{alone}"
 
 
 def _evaluation(config: RunConfig) -> Rows:

@@ -2,8 +2,11 @@
 
 from math import ceil
 
+from relax.config.algorithm import OPDFullConfig
+from relax.config.model import ModelConfig
 from relax.config.run import RunConfig
-from relax.models.folder import ModelFolder
+from relax.errors import ModelError
+from relax.models.folder import ModelFolder, read_model_folder
 from relax.roles.topology import column_makers, in_actor, role_specs
 
 # A process that has loaded torch and transformers, one that has not, and Ray's own processes: measured on Linux, CPU build.
@@ -34,13 +37,36 @@ def memory_bytes(config: RunConfig, model: ModelFolder) -> dict[str, int]:
     inside = in_actor(config)
     if "reference" in inside:
         parts["actor: copies of weights for the reference"] = 2 * weights
-    heavy = 1 + rollout.num_engines + len(scoring)
+    parts |= _others(config, model)
+    others = sum(spec.name in ("teacher", "critic") for spec in role_specs(config))
+    heavy = 1 + rollout.num_engines + len(scoring) + others
     if config.run.runtime == "inprocess":
         parts["process"] = _TORCH_PROCESS_BYTES
     else:
         parts["processes and Ray"] = _RAY_BYTES + heavy * _TORCH_PROCESS_BYTES + 2 * _ROLE_PROCESS_BYTES
     parts["reward workers"] = config.reward.num_workers * _ROLE_PROCESS_BYTES
     return parts
+
+
+def _others(config: RunConfig, policy: ModelFolder) -> dict[str, int]:
+    """Critic and teacher, wherever they run: models of their own."""
+    parts, makers = {}, column_makers(config)
+    if "critic" in makers:
+        num_params, width = _size(config.critic.model or config.model, policy)
+        parts["critic: weights, gradients, AdamW"] = num_params * (2 * width + _ADAM_BYTES)
+    if "teacher" in makers and config.teacher is not None:
+        num_params, width = _size(config.teacher.model, policy)
+        parts["teacher: weights"] = num_params * width
+    return parts
+
+
+def _size(model: ModelConfig, policy: ModelFolder) -> tuple[int, int]:
+    """Parameters, and bytes of each; the policy's where the folder cannot be read, which is for `relax check` to say."""
+    try:
+        num_params = read_model_folder(model).num_params
+    except ModelError:
+        num_params = policy.num_params
+    return num_params, 4 if model.dtype == "float32" else 2
 
 
 def longest_sample(config: RunConfig, model: ModelFolder) -> int:
@@ -52,8 +78,10 @@ def longest_sample(config: RunConfig, model: ModelFolder) -> int:
 
 def queue_bytes(config: RunConfig, model: ModelFolder) -> int:
     """Bytes of the rows that may stand in the queue at once, bounded by `services.queue_max_bytes`."""
-    made = 0 if in_actor(config) else len(column_makers(config))
+    made = len(set(column_makers(config)) - set(in_actor(config)))
     per_token = 4 + 1 + 4 + 4 * made
+    if isinstance(config.algorithm, OPDFullConfig) and made:
+        per_token += 8 * config.algorithm.top_k
     rows = max_groups_ahead(config) * config.rollout.group_size
     return min(config.services.queue_max_bytes, rows * longest_sample(config, model) * per_token)
 

@@ -61,6 +61,11 @@ class Trace:
 def parity(run_file: Path, overrides: Sequence[str], *, steps: int, out: Path | None = None) -> int:
     """Runs the trials one after another and compares them; returns the exit code, 0 when all are equal."""
     config = load_config(run_file, [*overrides])
+    if config.train.publish_every * config.train.updates_per_step > 1:
+        raise ConfigError(
+            "relax parity compares the modes at rollout.max_staleness = 0, where every update is published: add "
+            "train.updates_per_step=1 train.publish_every=1 to the command"
+        )
     folder = out or Path(config.run.dir) / f"{config.run.name}-parity"
     trials = [
         Trial("colocate", "colocate"),
@@ -114,6 +119,7 @@ def _config(config: RunConfig, trial: Trial, folder: Path, steps: int) -> RunCon
     raw["train"]["num_steps"] = steps
     raw["train"]["checkpoint"] |= {"every": max(1, steps // 3), "keep": 2}
     raw["eval"] = None
+    raw["faults"] = {}
     raw["observe"] |= {"progress": False, "tensorboard": False}
     return make_config(raw, source="relax parity")
 

@@ -11,9 +11,9 @@ class ResourcesConfig(Section):
     """Which roles share devices."""
 
     mode: Literal["colocate", "hybrid", "fully_async"] = "fully_async"
-    """`fully_async`: every role on its own, streaming through the transfer queue. `hybrid`: engines beside the actor, which does
-    the work of reference, actor_fwd, teacher, critic and advantages itself. `colocate`: as `hybrid`, but engines and actor take
-    turns on the same devices; needs `rollout.max_staleness = 0`."""
+    """`fully_async`: every role on its own, streaming through the transfer queue. `hybrid`: engines beside the actor, which
+    does the work of reference, actor_fwd, teacher, critic and advantages itself. `colocate`: as `hybrid`, but engines and actor
+    take turns on the same devices; needs `rollout.max_staleness = 0`."""
     actor_cpus: float = Field(1.0, gt=0)
     """CPUs that Ray sets aside for the actor."""
     actor_gpus: float = Field(0.0, ge=0)

@@ -37,11 +37,11 @@ class RolloutConfig(Section):
     max_staleness: int = Field(1, ge=0)
     """Largest age of a sample when it is trained, in optimizer steps: 0 is strictly on-policy."""
     on_stale: Literal["wait", "drop", "mask"] = "wait"
-    """What happens to a group that would grow older than `max_staleness`. `wait`: the step waits for it. `drop`: it is left out,
-    and its prompt is issued again. `mask`: only its tokens that are too old are left out of the loss."""
+    """What happens to a group that would grow older than `max_staleness`. `wait`: the step waits for it. `drop`: it is left
+    out, and its prompt is issued again. `mask`: only its tokens that are too old are left out of the loss."""
     oversampling: float = Field(1.0, ge=1.0, le=4.0)
-    """Groups begun for each step over those it needs, so that filtered ones need not be waited for; surplus is kept for the next
-    step within `max_staleness`, other surplus is issued again. 1.0: none."""
+    """Groups begun for each step over those it needs, so that filtered ones need not be waited for; surplus is kept for the
+    next step within `max_staleness`, other surplus is issued again. 1.0: none."""
     max_new_tokens: int = Field(1024, ge=1)
     """Longest response, in tokens."""
     temperature: float = Field(1.0, gt=0)

@@ -92,8 +92,8 @@ class RunConfig(Section):
         if num_unpublished > rollout.max_staleness:
             raise ValueError(
                 f"rollout.max_staleness = {rollout.max_staleness}: with train.publish_every = {self.train.publish_every} and "
-                f"train.updates_per_step = {self.train.updates_per_step} a sample is up to {num_unpublished} updates old when it "
-                f"is trained: use rollout.max_staleness = {num_unpublished} or more"
+                f"train.updates_per_step = {self.train.updates_per_step} a sample is up to {num_unpublished} updates old when "
+                f"it is trained: use rollout.max_staleness = {num_unpublished} or more"
             )
         if self.resources.mode == "colocate" and rollout.max_staleness > 0:
             raise ValueError(

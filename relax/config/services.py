@@ -15,8 +15,8 @@ class ServicesConfig(Section):
     lease_s: float = Field(600.0, gt=0)
     """A consumer that does not come back within this time loses its rows to another."""
     max_restarts: int = Field(5, ge=0)
-    """How often each role, engine or the queue may be restarted before the run stops with the first error. A budget is whole again
-    after `restart_memory_s` without a failure."""
+    """How often each role, engine or the queue may be restarted before the run stops with the first error. A budget is whole
+    again after `restart_memory_s` without a failure."""
     restart_memory_s: float = Field(600.0, gt=0)
     """Seconds without a failure after which earlier restarts of a role no longer count."""
     restart_backoff_s: float = Field(1.0, ge=0)

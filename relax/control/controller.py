@@ -78,6 +78,8 @@ class Controller:
                 await self._start_again(lost)
             self.result.seconds = time.monotonic() - started
             self.result.num_restarts = self.health.num_restarts
+            if self._faults.left:
+                self._tell_faults_that_never_came()
             LedgerFile(self.run_dir).check_complete(self.config)
             return self.result
         finally:
@@ -192,7 +194,7 @@ class Controller:
 
     # -- faults on purpose --------------------------------------------------------------------------------------------
     async def _begin_faults(self, recovery: Recovery) -> None:
-        restarting = recovery.restarting
+        restarting = recovery.mending
         due = self._faults.due(
             self.book.position.step,
             self.health.num_failures,
@@ -203,6 +205,12 @@ class Controller:
             self.progress.note(f"fault on purpose: {event.kind} {event.target} after step {self.book.position.step}")
             await self._begin_fault(event)
 
+    def _tell_faults_that_never_came(self) -> None:
+        names = ", ".join(f"{event.kind} {event.target} (step {event.step})" for event in self._faults.left)
+        text = f"{len(self._faults.left)} fault(s) on purpose never came, the run was too short: {names}"
+        self.recorder.event({"kind": "warning", "role": "controller", "text": text})
+        self.progress.note(text)
+
     async def _begin_fault(self, event: FaultEvent) -> None:
         try:
             async with asyncio.timeout(_ASK_S):
@@ -212,6 +220,7 @@ class Controller:
                     await self.runtime.disturb(event.target, event)
         except (TimeoutError, RelaxError) as error:
             self.progress.note(f"the fault could not begin: {error}")
+            self._faults.not_begun(event)
         self._wake.set()
 
 

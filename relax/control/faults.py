@@ -31,15 +31,29 @@ class FaultPlan:
         """The faults to begin now: `step` steps are done, `num_failures` failures were noticed so far."""
         if self._unnoticed_at is not None and num_failures > self._unnoticed_at:
             self._unnoticed_at = None
-        begun = []
-        for event in [event for event in self._left if event.step <= step and is_ok(event.target)]:
+        begun, may_kill = [], self._unnoticed_at is None
+        for event in [event for event in self._left if event.step <= step]:
             if event.kind == "kill":
-                if self._unnoticed_at is not None:
+                if not may_kill:
                     continue
+                may_kill = False  # kills keep their order, so that one whose target is down already is waited for
+            if not is_ok(event.target):
+                continue
+            if event.kind == "kill":
                 self._unnoticed_at = num_failures
             self._left.remove(event)
             begun.append(event)
         return begun
+
+    def not_begun(self, event: FaultEvent) -> None:
+        """The fault could not be begun: nobody will notice it, and the next one need not wait."""
+        if event.kind == "kill":
+            self._unnoticed_at = None
+
+    @property
+    def left(self) -> tuple[FaultEvent, ...]:
+        """The faults that have not begun."""
+        return tuple(self._left)
 
     def _check(self, event: FaultEvent, config: RunConfig) -> None:
         engines = list(engine_names(config))

@@ -69,6 +69,11 @@ class Recovery:
         """What is being mended now."""
         return frozenset(self._tasks)
 
+    @property
+    def mending(self) -> frozenset[str]:
+        """The same without what is mended already, and only waits to be looked at."""
+        return frozenset(name for name, task in self._tasks.items() if not task.done())
+
     def look(self, failures: Sequence[Failure]) -> None:
         """Begins to mend what is wrong. Raises `RoleError` when it is the user's to mend, `RuntimeLost` when all is lost."""
         for failure in failures:
