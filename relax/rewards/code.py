@@ -19,7 +19,7 @@ from relax.rewards.sandbox.box import DESCRIPTIONS, Box, SandboxError, open_box
 from relax.rewards.sandbox.jobs import Job, Limits
 from relax.rewards.table import Scorer
 
-FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9_+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 IMPORT = re.compile(r"^(?:import|from)\s[^\n(]*\n", re.MULTILINE)
 PYTHON = ("python", "python3", "py", "")
 SHARE = 0.8  # of `reward.time_limit_s` that tests may take; the rest is for the box, so that its worker is not killed
@@ -84,7 +84,7 @@ def _count_passed(box: Box, source: str, tests: Sequence[Test], limits: Limits, 
 
 
 def program_of(response: str, prompt: Any, metadata: dict[str, Any]) -> str:
-    """The last block of Python behind the last `</think>`; without a block the whole text.
+    """The last block of Python behind the last `</think>`, closed or not; without a block the whole text.
 
     A row may have a header: its column `code_prefix`, or else a prompt that is a plain text. A program that lacks the row's
     `entry_point` continues the header; one that has it may use the header's imports.

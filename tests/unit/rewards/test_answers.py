@@ -339,6 +339,7 @@ def test_the_program_is_the_last_block_behind_the_thinking() -> None:
     assert program_of("<think>```python\na\n```</think>x = 1", [], {}) == "x = 1"
     assert program_of("```\nc = 3\n```", [], {}) == "c = 3\n"
     assert program_of("```python\n \n```", [], {}) == ""
+    assert program_of("So:\n```python\nd = 4\n", [], {}) == "d = 4\n"  # never closed
     row = {"entry_point": "f"}
     assert program_of("    return 1", "def f():\n", row) == "def f():\n    return 1"
     assert program_of("def f():\n    return 1", "def f():\n", row) == "def f():\n    return 1"
