@@ -26,11 +26,7 @@ from relax.observe.run_folder import RunFolder, State
 
 _STOPPED = 130
 # Ray reads these when it is imported. What the death of a process means is said by the controller, in one line.
-_QUIET_RAY = {
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "GRPC_VERBOSITY": "ERROR",
-}
+_QUIET_RAY = {"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed", "GRPC_VERBOSITY": "ERROR"}
 
 
 def train(run_file: Path | None, overrides: list[str], *, resume: Path | None = None, overwrite: bool = False) -> int:

@@ -54,7 +54,7 @@ class Controller:
         self.is_started = False
         self.health = Health(config.services)
         self.book = EventBook(config, recorder, progress, self.health, first_step)
-        self._on_started, self._watch_s = on_started, watch_s
+        self._first_step, self._on_started, self._watch_s = first_step, on_started, watch_s
         self._faults = FaultPlan(config, first_step)
         self._moving = ProgressWatch(time.monotonic())
         self._wake = asyncio.Event()
@@ -80,7 +80,7 @@ class Controller:
             self.result.num_restarts = self.health.num_restarts
             if self._faults.left:
                 self._tell_faults_that_never_came()
-            LedgerFile(self.run_dir).check_complete(self.config)
+            LedgerFile(self.run_dir).check_complete(self.config, self._first_step)
             return self.result
         finally:
             self.progress.note("stopping")

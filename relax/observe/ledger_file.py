@@ -55,14 +55,18 @@ class LedgerFile:
             wrong.append(f"{both} prompts are trained and in flight")
         return wrong
 
-    def check_complete(self, config: RunConfig) -> None:
-        """At the end of a run: every place of every step was filled once. Raises `RoleError` with the counts otherwise."""
-        counts, wanted = self.counts() or {"issued": 0}, config.rollout.prompts_per_step * config.train.num_steps
+    def check_complete(self, config: RunConfig, first_step: int = 0) -> None:
+        """At the end of a run: every place of every step was filled once. Raises `RoleError` with the counts otherwise.
+
+        `first_step`: where the run began; one that had no step left to do may have groups for later ones.
+        """
+        num_steps = max(first_step, config.train.num_steps)
+        counts, wanted = self.counts() or {"issued": 0}, config.rollout.prompts_per_step * num_steps
         wrong = self.faults()
         if counts.get("trained", 0) != wanted:
             wrong.append(f"{counts.get('trained', 0)} groups are trained, {wanted} were to be")
         spare = counts.get("in_flight", 0)
-        if spare and config.rollout.oversampling <= 1:
+        if spare and config.rollout.oversampling <= 1 and first_step < num_steps:
             wrong.append(f"{spare} groups are still in flight")
         if wrong:
             raise RoleError(f"the ledger of the run does not close: {'; '.join(wrong)}. Its counts: {counts}")

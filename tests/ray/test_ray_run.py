@@ -106,6 +106,7 @@ def test_every_role_answers_over_http_and_a_taken_port_is_named(run_file: RunFil
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_run_joins_a_cluster_and_leaves_it_running(
     run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,16 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(
             assert process.returncode == 0, out
         assert len(rows(tmp_path / "runs" / "letters")) == 6
         assert cluster.poll() is None, "the cluster is not ours to stop"
+        with training(
+            run_file("ray"), f"run.ray_address={address}", "train.num_steps=100000", "--overwrite", cwd=tmp_path
+        ) as process:
+            wait_for_step(tmp_path / "runs" / "letters", 1, process)
+            ours = ("ServeReplica", "EngineActor", "BusHost")
+            members = [one for one in family(cluster.pid) if any(name in " ".join(one.cmdline()) for name in ours)]
+            assert len(members) >= 5
+            os.kill(process.pid, signal.SIGKILL)
+            assert_all_gone(members, within_s=60)
+        assert cluster.poll() is None
     finally:
         cluster.communicate("stop\n", timeout=30)
 

@@ -63,6 +63,14 @@ def test_surplus_of_oversampling_may_be_left(tmp_path):
     ledger(tmp_path, [*WHOLE, (5, 4, "in_flight", "")]).check_complete(config)
 
 
+def test_a_run_that_had_no_step_left_may_have_groups_for_later_ones(tmp_path):
+    config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"num_steps": 1})})
+    found = ledger(tmp_path, [*WHOLE, (5, 4, "in_flight", "")])
+    found.check_complete(config, first_step=2)
+    with pytest.raises(RoleError, match="4 groups are trained, 2 were to be"):
+        found.check_complete(config)
+
+
 def test_reasons_of_drops_are_counted_without_their_numbers(tmp_path):
     rows = [(n, n, "dropped", f"lost with the trainer: it goes back to step {n}") for n in range(3)]
     found = ledger(tmp_path, [*rows, (3, 3, "dropped", "too old")])
