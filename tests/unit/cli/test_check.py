@@ -43,6 +43,8 @@ def test_a_file_that_does_not_load_is_a_finding(small_run):
         (["reward.type=function", "reward.path=no_such_module:f"], "no_such_module"),
         (["reward.type=function", "reward.path=os.path:join", "reward.options={nonsense=1}"], "does not fit"),
         (["data.type=reasoning_gym", "data.task=chain_sums"], "chain_sum"),
+        (["algorithm.type=opd", "teacher.model.path=nowhere"], "teacher.model.path = 'nowhere': there is no such folder"),
+        (["algorithm.type=ppo", "critic.model.path=nowhere"], "critic.model.path = 'nowhere': there is no such folder"),
     ],
 )
 def test_what_cannot_work_is_an_error(small_run, overrides, expected):
@@ -68,6 +70,9 @@ def test_what_cannot_work_is_an_error(small_run, overrides, expected):
         (["resources.mode=colocate", "rollout.max_staleness=0", "resources.engine_cpus=2"], "resources.engine_cpus"),
         (["run.runtime=inprocess", "run.ray_address=x"], "run.ray_address"),
         (["rollout.prompts_per_step=64"], "data"),
+        (["critic.lr=1e-3"], "critic.lr"),
+        (["algorithm.type=ppo", "critic.warmup_steps=10"], "critic.warmup_steps"),
+        (["teacher.model.path=t"], "teacher"),
         (["train.backend.num_threads=4096"], "cores"),
         (["model.max_context=512"], "model.max_context"),
         (["rollout.engine.max_slots=100000000"], "memory"),
@@ -196,3 +201,27 @@ def test_a_reward_that_ends_the_process_on_import_is_a_finding(small_run, tmp_pa
     found = _found(check(small_run, ["reward.type=function", f"reward.path={name}:f"]))
     assert f"{name}:f" in found
     assert "4" in found
+
+
+@pytest.mark.parametrize(
+    ("spoil", "overrides", "expected"),
+    [
+        ("vocab", [], "token 34 is 'a' there and 'B' here"),
+        ("context", [], "the context of"),
+        ("", ["algorithm.type=opd_full", "algorithm.top_k=101"], "policy and teacher share 100 tokens"),
+        ("", [], None),
+    ],
+)
+def test_a_teacher_has_to_read_what_the_policy_writes(small_run, fake_model, spoil, overrides, expected):
+    teacher = small_run.parent / "teacher"
+    shutil.copytree(fake_model(), teacher)
+    tokenizer, config = (json.loads((teacher / name).read_text()) for name in ("tokenizer.json", "config.json"))
+    if spoil == "vocab":
+        vocabulary = tokenizer["model"]["vocab"]
+        vocabulary["a"], vocabulary["B"] = vocabulary["B"], vocabulary["a"]
+        (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    if spoil == "context":
+        (teacher / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8}))
+    found = _found(check(small_run, ["algorithm.type=opd", f"teacher.model.path={teacher}", *overrides]))
+    assert (expected or "") in found
+    assert bool(found) == (expected is not None)

@@ -59,6 +59,9 @@ def test_a_role_is_named_with_the_reason_for_it(small_run, override, role, start
         (["eval.data.type=file", "eval.data.path=x", "eval.every=4"], "evaluation", "at steps 0, 4, 8, 10"),
         (["train.checkpoint.every=3"], "checkpoints", "every 3 step(s) and at the end"),
         (["run.runtime=inprocess"], "runtime", "without Ray"),
+        (["algorithm.type=ppo", "critic.lr=1e-3", "critic.warmup_steps=4"], "critic", "learns alone for 4 step(s)"),
+        (["algorithm.type=ppo", "resources.mode=hybrid"], "actor", "computes critic, advantages itself"),
+        (["algorithm.type=opd", "teacher.model.path=big"], "teacher", "big"),
     ],
 )
 def test_a_setting_shows_in_what_it_turns_into(small_run, overrides, name, expected):
@@ -82,6 +85,16 @@ def test_the_parts_of_the_memory_add_up_and_grow_with_their_settings(small_run):
     two_engines = memory_bytes(load_config(small_run, ["rollout.num_engines=2"]), model)
     assert two_engines["engines: weights"] == 2 * small["engines: weights"]
     assert "together" in _lines(small_run)
+
+
+def test_models_beside_the_policy_take_memory_in_every_mode(small_run):
+    model = read_model_folder(load_config(small_run).model)
+    for mode in ("hybrid", "fully_async"):
+        where = f"resources.mode={mode}"
+        critic = memory_bytes(load_config(small_run, ["algorithm.type=ppo", where]), model)
+        assert critic["critic: weights, gradients, AdamW"] == 3200 * 16
+        teacher = memory_bytes(load_config(small_run, ["algorithm.type=opd", f"teacher.model.path={model.path}", where]), model)
+        assert teacher["teacher: weights"] == 3200 * 4
 
 
 def test_sizes_are_written_for_people():
