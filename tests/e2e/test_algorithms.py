@@ -149,6 +149,18 @@ def test_a_resumed_critic_is_the_one_that_was_saved(configure: Callable[..., Run
     assert all(torch.equal(weights["halves"][name], tensor) for name, tensor in weights["whole"].items())
 
 
+@pytest.mark.parametrize(("algorithm", "target"), [("ppo", "critic"), ("ppo", "actor"), ("opd", "teacher")])
+def test_one_of_them_dies_and_the_run_goes_on(configure: Callable[..., RunConfig], algorithm: str, target: str) -> None:
+    fault = f'faults.events=[{{ kind = "kill", target = "{target}", step = 3 }}]'
+    config = configure(*ALGORITHMS[algorithm], *MODES["fully_async"], fault, "train.num_steps=7", "train.checkpoint.every=2")
+    rows = run(config)
+    assert [row["step"] for row in rows] == list(range(1, 8))
+    assert rows[-1]["restarts/total"] >= 1
+    if algorithm == "ppo":
+        steps = [int(path.name.removeprefix("step_")) for path in Path(config.run.dir).glob("*/critic/step_*")]
+        assert max(steps) >= 6, "but for what was under way when it died, it has learned from everything"
+
+
 @pytest.mark.parametrize("whiten", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_critic_of_its_own_learns_what_one_in_the_actor_learns(run_file: RunFile, tmp_path: Path, whiten: bool) -> None:
     settings = ["algorithm.type=ppo", "critic.lr=1e-2", f"algorithm.whiten={str(whiten).lower()}", "algorithm.kl.coef=0.05"]
