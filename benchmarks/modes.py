@@ -208,12 +208,12 @@ def main() -> None:
             for case in args.cases:
                 runs[case].append(train(case, folder, args, round_))
                 print(f"round {round_ + 1} of {args.rounds}: {case} done", file=sys.stderr)
-    lines = compare(runs, possible, args.warm)
+            lines = compare(runs, possible, args.warm)
+            if args.json:
+                args.json.write_text(json.dumps({"possible_gain": possible, "cases": lines}, indent=2), "utf-8")
+            if args.plot:
+                plot(runs, lines, args.plot)
     print(table(lines, possible))
-    if args.json:
-        args.json.write_text(json.dumps({"possible_gain": possible, "cases": lines}, indent=2), "utf-8")
-    if args.plot:
-        plot(runs, lines, args.plot)
 
 
 if __name__ == "__main__":
