@@ -70,19 +70,12 @@ def configure(run_file: RunFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that is sure of what it says, unlike a new model."""
-    from transformers import AutoModelForCausalLM
-
     from relax.models.tiny import build_tiny_model
 
     folder = tmp_path_factory.mktemp("models") / "teacher"
     build_tiny_model(
         folder, num_layers=1, hidden_size=32, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=512, seed=5
     )
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        model.model.norm.weight.mul_(15.0)
-    model.save_pretrained(folder)
     return folder
 
 
@@ -179,20 +172,18 @@ def test_a_critic_of_its_own_learns_what_one_in_the_actor_learns(run_file: RunFi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hybrid", "fully_async"])
-def test_ppo_learns_with_a_critic_that_expects_what_comes(configure: Callable[..., RunConfig], mode: str) -> None:
+def test_ppo_learns_with_a_critic_that_explains_its_returns(configure: Callable[..., RunConfig], mode: str) -> None:
     config = configure(*ALGORITHMS["ppo"], *MODES[mode], "train.num_steps=60", "critic.warmup_steps=3")
     rows = run(config)
     assert mean(rows[-5:], "reward/mean") > mean(rows[:5], "reward/mean") + 0.1
-    losses = [row["value_loss"] for row in rows if "value_loss" in row]
-    assert sum(losses[-5:]) / 5 < losses[0] / 5
-    assert abs(mean(rows[-20:], "value/error/mean")) < 0.1 * mean(rows[-20:], "return/mean")
+    late = [row for row in rows[-20:] if "value_loss" in row]
+    assert mean(late, "value/error/std") < mean(late, "return/std"), "better than a constant"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["colocate", "fully_async"])
 @pytest.mark.parametrize("algorithm", ["opd", "opd_full"])
 def test_a_student_comes_closer_to_its_teacher(configure: Callable[..., RunConfig], algorithm: str, mode: str) -> None:
-    rows = run(configure(*ALGORITHMS[algorithm], *MODES[mode], "train.num_steps=120", "train.lr=3e-3"))
+    rows = run(configure(*ALGORITHMS[algorithm], *MODES[mode], "train.num_steps=60", "train.lr=1e-2"))
     name = "teacher_kl" if algorithm == "opd" else "loss"
-    first, last = mean(rows[:5], name), mean(rows[-5:], name)
-    assert 0 < last < 0.7 * first
+    assert 0 < mean(rows[-5:], name) < 0.7 * mean(rows[:5], name)
