@@ -15,8 +15,8 @@ PPO = ("algorithm.type=ppo", "train.lr=3e-2")
 
 
 def make_critic(make_run, *overrides, name="qwen3"):
-    torch.manual_seed(0)
     critic = CriticBackend(make_run(name, *PPO, *overrides))
+    torch.manual_seed(0)  # only now: the first to ask for a model also builds it, from the same generator
     with torch.no_grad():
         critic.model.value_head.weight.normal_()
     return critic
