@@ -13,7 +13,6 @@ Needs the example's warm-started model: `relax sft examples/arithmetic/sft.toml`
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,9 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-EXAMPLE = "examples/arithmetic"
-MODEL = ROOT / ".cache" / "models" / "tiny-arithmetic"
+import runs
+
 CASES = ["colocate:0", "hybrid:0", "hybrid:1", "fully_async:0", "fully_async:1", "fully_async:2", "fully_async:4"]
 COLORS = ("#7b8794", "#f9c38f", "#ea7317", "#9dc0fb", "#4f8df5", "#1c47a8", "#0f9d6b", "#d64550", "#7c5cd6")
 
@@ -60,8 +58,6 @@ def train(case: str, folder: Path, args: argparse.Namespace, round_: int) -> Run
     threads = 2 if mode == "colocate" else 1
     name = f"{mode}-{bound}-{round_}"
     overrides = [
-        f"run.name={name}",
-        f"run.dir={folder}",
         f"run.runtime={args.runtime}",
         f"resources.mode={mode}",
         f"rollout.max_staleness={bound}",
@@ -69,18 +65,10 @@ def train(case: str, folder: Path, args: argparse.Namespace, round_: int) -> Run
         f"train.backend.num_threads={threads}",
         f"train.num_steps={args.steps}",
         f"train.lr={args.lr}",
-        "train.checkpoint.every=0",
-        "eval=none",
-        "observe.progress=false",
-        "observe.tensorboard=false",
         *args.set,
     ]
-    command = [sys.executable, "-m", "relax.cli.main", "train", f"{EXAMPLE}/run.toml", *overrides]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=_environment())
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    rows = runs.train(folder, name, overrides)
     run_dir = folder / name
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text("utf-8").splitlines()]
     stats_file = run_dir / "stats.json"
     stats = json.loads(stats_file.read_text("utf-8")) if stats_file.exists() else {}
     return Run(rows, stats.get("waited_s", {}))
@@ -89,21 +77,21 @@ def train(case: str, folder: Path, args: argparse.Namespace, round_: int) -> Run
 def best_overlap(folder: Path) -> float:
     """What side by side gains over taking turns with one thread, on this machine, now."""
     out = folder / "overlap.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "overlap.py"), "--rounds", "3", "--json", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_environment())
+    command = [sys.executable, str(runs.ROOT / "benchmarks" / "overlap.py"), "--rounds", "3", "--json", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=runs.ENVIRONMENT)
     ratios = json.loads(out.read_text("utf-8"))
     return float(ratios["side by side"] / ratios["in turn, 1 thread"])
 
 
-def compare(runs: Mapping[str, Sequence[Run]], possible: float, warm: int) -> list[dict[str, Any]]:
+def compare(cases: Mapping[str, Sequence[Run]], possible: float, warm: int) -> list[dict[str, Any]]:
     """A line for each case; ratios are medians over the rounds."""
-    base = next(iter(runs))
+    base = next(iter(cases))
     lines = []
-    for case, own in runs.items():
+    for case, own in cases.items():
         mode, bound = case.split(":")
-        gains = [b.step_s(warm) / run.step_s(warm) for b, run in zip(runs[base], own, strict=True)]
+        gains = [b.step_s(warm) / run.step_s(warm) for b, run in zip(cases[base], own, strict=True)]
         gain = statistics.median(gains)
-        in_turn = runs.get(f"{mode}:0", runs[base])
+        in_turn = cases.get(f"{mode}:0", cases[base])
         overlap = statistics.median(b.step_s(warm) / run.step_s(warm) for b, run in zip(in_turn, own, strict=True))
         rows = [row for run in own for row in run.steady(warm)]
         fifth = max(1, len(own[0].rows) // 5)
@@ -150,7 +138,7 @@ def table(lines: Sequence[Mapping[str, Any]], possible: float) -> str:
     return "\n".join(rows)
 
 
-def plot(runs: Mapping[str, Sequence[Run]], lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+def plot(cases: Mapping[str, Sequence[Run]], lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Rewards by step and by time (in steps of colocate), all cases in one picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -158,7 +146,7 @@ def plot(runs: Mapping[str, Sequence[Run]], lines: Sequence[Mapping[str, Any]], 
     figure = Figure(figsize=(11, 4.4), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     by_step, by_time = figure.subplots(1, 2, sharey=True)
-    for (case, own), line, color in zip(runs.items(), lines, COLORS, strict=False):
+    for (case, own), line, color in zip(cases.items(), lines, COLORS, strict=False):
         curve = _smooth([statistics.fmean(rewards) for rewards in zip(*(_rewards(run) for run in own), strict=True)])
         label = case.replace(":", ", bound ")
         by_step.plot(range(1, len(curve) + 1), curve, color=color, lw=1.6, label=label)
@@ -181,11 +169,6 @@ def _smooth(values: Sequence[float], width: int = 7) -> list[float]:
     return [statistics.fmean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
 
 
-def _environment() -> dict[str, str]:
-    quiet = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false", "GOMP_SPINCOUNT": "0"}
-    return os.environ | quiet
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
@@ -198,21 +181,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--plot", type=Path, help="write the reward curves here (PNG)")
     args = parser.parse_args()
-    if not (MODEL / "config.json").exists():
-        subprocess.run([sys.executable, "-m", "relax.cli.main", "sft", f"{EXAMPLE}/sft.toml"], cwd=ROOT, check=True)
-    runs: dict[str, list[Run]] = {case: [] for case in args.cases}
+    runs.warm_start()
+    done: dict[str, list[Run]] = {case: [] for case in args.cases}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         possible = best_overlap(folder)
         for round_ in range(args.rounds):
             for case in args.cases:
-                runs[case].append(train(case, folder, args, round_))
+                done[case].append(train(case, folder, args, round_))
                 print(f"round {round_ + 1} of {args.rounds}: {case} done", file=sys.stderr)
-            lines = compare(runs, possible, args.warm)
+            lines = compare(done, possible, args.warm)
             if args.json:
                 args.json.write_text(json.dumps({"possible_gain": possible, "cases": lines}, indent=2), "utf-8")
             if args.plot:
-                plot(runs, lines, args.plot)
+                plot(done, lines, args.plot)
     print(table(lines, possible))
 
 
