@@ -19,7 +19,7 @@ from relax.control.ray_session import RaySession, node_of_this_host
 from relax.control.runtime import QUEUE
 from relax.errors import RelaxError, RoleError
 from relax.roles.serve import RoleStart, role_target, start_bus, start_engine
-from relax.roles.topology import RoleSpec, engine_devices, engine_names, role_specs
+from relax.roles.topology import RoleSpec, answering_roles, engine_devices, engine_names, role_specs
 from relax.weights.shared_memory import cleanup_stale
 
 _STOP_S = 8.0
@@ -83,11 +83,14 @@ class RayRuntime:
         handles = await asyncio.to_thread(self._session.serve, [self._target(spec) for spec in specs])
         roles = [Part(spec.name, handle, is_engine=False) for spec, handle in zip(specs, handles, strict=True)]
         self._parts = {part.name: part for part in (*engines, *roles)}
-        begin = RoleStart(resume)
+        begin = RoleStart(resume, services=self._services())
         starts += [asyncio.ensure_future(_started(part, begin)) for part in roles]
         await asyncio.gather(*starts)
         for part in self._parts.values():
             await part.handle.run.remote()
+
+    def _services(self) -> dict[str, str]:
+        return {name: f"{self._session.url}/{name}" for name in answering_roles(self.config)}
 
     def _target(self, spec: RoleSpec) -> Any:
         return role_target(spec, self._config_json, self._run_dir, self._address, self._node)
@@ -116,7 +119,8 @@ class RayRuntime:
             await self.end(name)
             part.forget()
             await self._replaced(part)
-            await (_started(part) if part.is_engine else _started(part, RoleStart(resume, first_step, is_restart)))
+            begin = RoleStart(resume, first_step, is_restart, self._services())
+            await (_started(part) if part.is_engine else _started(part, begin))
             await part.handle.run.remote()
 
     async def end(self, name: str) -> None:

@@ -9,14 +9,15 @@ from relax.bus.core import Core
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.faults import FaultEvent
 from relax.config.run import RunConfig
+from relax.control.pages import Pages
 from relax.control.runtime import QUEUE
 from relax.engines.pool import EnginePool
 from relax.errors import BusError, RoleError
 from relax.roles.build import make_backend, make_core, make_engine, make_role
 from relax.roles.disturbance import Disturbance, slowed
 from relax.roles.engine_host import EngineHost
-from relax.roles.role import MakeBackend, MakeEngine, Role, RoleTask
-from relax.roles.topology import engine_names, role_specs
+from relax.roles.role import MakeBackend, MakeEngine, Reply, Role, RoleTask
+from relax.roles.topology import answering_roles, engine_names, role_specs
 
 _LOOK_S = 0.01
 
@@ -38,6 +39,8 @@ class InProcessRuntime:
         self._ended: set[str] = set()
         self._disturbances: dict[str, Disturbance] = {}
         self._run_dir = Path()
+        self._pages = Pages(self._answer)
+        self._services: dict[str, str] = {}
 
     @property
     def bus(self) -> TransferQueue:
@@ -65,6 +68,9 @@ class InProcessRuntime:
             self.config
         ):  # one after another: two threads cannot import transformers' lazy modules at once
             self._engines.add(name, await self._new_engine(name))
+        if answering := answering_roles(self.config):
+            url = await self._pages.start(self.config.services.http_port)
+            self._services = {name: f"{url}/{name}" for name in answering}
         for spec in role_specs(self.config):
             await self._new_role(spec.name, resume)
         for task in self._tasks.values():
@@ -109,6 +115,7 @@ class InProcessRuntime:
         for task in reversed(list(self._tasks.values())):
             await task.stop()
         self._tasks = {}
+        await self._pages.stop()
         await self._engines.close()  # once more, and with them what watches over them
         if self._core is not None:
             await self._core.close()
@@ -134,10 +141,19 @@ class InProcessRuntime:
             self._make_backend,
             first_step=first_step,
             is_restart=is_restart,
+            services=self._services,
         )
         self._tasks[name] = RoleTask(role)
         await self._tasks[name].start()
         return role
+
+    async def _answer(self, name: str, method: str, page: str, body: bytes) -> Reply:
+        task = self._tasks.get(name)
+        if task is None:
+            return 404, {"error": f"no role is called {name!r}: there are {', '.join(self._tasks)}"}
+        if name in self._ended:
+            return 503, {"error": f"{name} is being started"}
+        return await task.answer(method, page, body)
 
     def _connect(self, name: str) -> tuple[TransferQueue, Disturbance]:
         disturbance = self._disturbances[name] = Disturbance(self.config.faults.seed)

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
 from relax.config.run import RunConfig
 from relax.control.processes import children, end, family, is_alive
@@ -28,6 +29,7 @@ class RaySession:
         self._owns_ray = config.run.ray_address is None
         self._started: set[int] = set()
         self.vital: dict[str, psutil.Process] = {}
+        self.url = ""  # of the HTTP interface, from `serve` on
 
     def open(self, num_cpus: float) -> None:
         """Starts Ray with at least so many CPUs, or joins the cluster of `run.ray_address`."""
@@ -61,6 +63,8 @@ class RaySession:
         port = self._config.services.http_port or _free_port()
         _refuse_taken(port)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        # where a cluster has Serve already, that keeps the port that it has
+        self.url = f"http://127.0.0.1:{_get_global_client().http_config.port}"
         return list(serve.run_many(list(targets)))
 
     def lost_process(self) -> str | None:

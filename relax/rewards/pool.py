@@ -12,7 +12,7 @@ replaced; only the call that it was in is a reward error, and the others of its 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -84,6 +84,8 @@ class PoolStats:
 class RewardPool:
     """`config.num_workers` processes that score responses with the reward of `config`.
 
+    `services`: URLs of the roles that rewards may ask, by name; workers find them in their environment.
+
     >>> pool = RewardPool(ExactRewardConfig())                                            # doctest: +SKIP
     >>> await pool.start()                                                                # doctest: +SKIP
     >>> await pool.score(Prompt("p", text="1+1=", answer="2"), ["2", "3"])                # doctest: +SKIP
@@ -91,8 +93,15 @@ class RewardPool:
     >>> await pool.close()                                                                # doctest: +SKIP
     """
 
-    def __init__(self, config: RewardConfig, *, start_limit_s: float = START_LIMIT_S) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        *,
+        services: Mapping[str, str] | None = None,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> None:
         self._config, self._start_limit_s = config, start_limit_s
+        self._services = services or {}
         self._tree = RewardTree(config)
         self._kinds: Sequence[Kind] = ()  # of the tree's leaves
         self._units: deque[_Unit] = deque()
@@ -193,7 +202,7 @@ class RewardPool:
             self._wake.notify_all()
 
     async def _spawn(self) -> WorkerProcess:
-        process = await WorkerProcess.start(self._tree.leaves, self._start_limit_s)
+        process = await WorkerProcess.start(self._tree.leaves, self._start_limit_s, self._services)
         self._processes.add(process)
         return process
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import msgspec
 import relax
 from relax.config.reward import FunctionRewardConfig, RewardConfig
 from relax.errors import ConfigError, RewardError
+from relax.rewards.services import as_environment
 from relax.rewards.wire import (
     MAX_MESSAGE_BYTES,
     PROGRESS,
@@ -67,8 +68,10 @@ class WorkerProcess:
         return int(PROGRESS.unpack_from(self._progress, 0)[1]) - 1
 
     @staticmethod
-    async def start(configs: Sequence[RewardConfig], limit_s: float = START_LIMIT_S) -> "WorkerProcess":
-        """Starts a worker and waits until it has imported its rewards.
+    async def start(
+        configs: Sequence[RewardConfig], limit_s: float = START_LIMIT_S, services: Mapping[str, str] | None = None
+    ) -> "WorkerProcess":
+        """Starts a worker and waits until it has imported its rewards. `services`: URLs of roles that they may ask, by name.
 
         Raises `ConfigError` when a reward cannot be imported in `limit_s` seconds, or the worker dies of it; `RewardError`
         when no process can be started.
@@ -80,7 +83,7 @@ class WorkerProcess:
             progress = mmap.mmap(shared.fileno(), PROGRESS.size)
             fds = (theirs.fileno(), life_read, shared.fileno())
             try:
-                process = await asyncio.to_thread(_popen, fds)
+                process = await asyncio.to_thread(_popen, fds, as_environment(services or {}))
             except BaseException as error:  # cancelled: a worker that was started all the same sees the closed ends, and ends
                 os.close(life_write)
                 ours.close()
@@ -167,7 +170,7 @@ def _named(configs: Sequence[RewardConfig]) -> str:
     return f"reward.path = {paths[0]!r}" if paths else f"reward.type = {configs[0].type!r}"
 
 
-def _popen(fds: tuple[int, int, int]) -> subprocess.Popen[bytes]:
+def _popen(fds: tuple[int, int, int], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     root = str(Path(relax.__file__).parent.parent)
     paths = os.pathsep.join(path for path in [root, os.environ.get("PYTHONPATH", "")] if path)
     return subprocess.Popen(
@@ -176,7 +179,7 @@ def _popen(fds: tuple[int, int, int]) -> subprocess.Popen[bytes]:
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a group of its own: what a reward starts is killed with it, and Ctrl-C is the parent's
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+        env={**os.environ, **environment, "PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
     )
 
 

@@ -1,6 +1,6 @@
 """From a configuration to the parts that both runtimes start: the core of the queue, and the roles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
@@ -92,17 +92,19 @@ def make_role(
     *,
     first_step: int | None = None,
     is_restart: bool = False,
+    services: Mapping[str, str] | None = None,
 ) -> Role:
     """The role called `name`, not yet started. `is_restart`: an earlier one of the same run came to its end.
 
-    `first_step`: what is done already; by default what the checkpoint says.
+    `first_step`: what is done already; by default what the checkpoint says. `services`: where roles that answer requests are,
+    by name.
     """
     if first_step is None:
         first_step = read_step(resume) if resume else 0
     match name:
         case "rollout":
             assert engines is not None
-            return Rollout(config, bus, engines, first_step, is_restart=is_restart)
+            return Rollout(config, bus, engines, first_step, is_restart=is_restart, services=services)
         case "actor":
 
             def inside(backend: TrainBackend) -> Sequence[ColumnMaker]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relax.bus.transfer_queue import Lease, TransferQueue
@@ -27,6 +27,9 @@ from relax.train.backend import TrainBackend
 # What makes the back end and the engines that roles compute with; tests hand in ones that compute nothing.
 MakeBackend = Callable[[RunConfig], TrainBackend]
 MakeEngine = Callable[[RunConfig, str], Engine]
+
+Reply = tuple[int, Mapping[str, Any]]
+"""What a role says to a request: an HTTP status, and JSON values."""
 
 _CLAIM_S = 60.0  # how often a wait's reason is renewed
 _USER_ERRORS = (ConfigError, DataError, ModelError, RewardError, RoleError)  # another attempt would end in the same way
@@ -59,6 +62,10 @@ class Role:
 
     async def stop(self) -> None:
         """Frees what `start` took."""
+
+    async def answer(self, method: str, page: str, body: bytes) -> Reply:
+        """Says something to a request to `/{role}/{page}`; what is wrong with a request is said as well, never raised."""
+        return 404, {"error": f"no such page: GET /{self.name}/status"}
 
     async def claim(self, columns: Sequence[str], *, num_groups: int, at_least: int = 1, step: int | None = None) -> Lease:
         """Groups that are ready for this role, as `TransferQueue.claim`; waits as long as it takes and says for what."""
@@ -167,6 +174,16 @@ class RoleTask:
         running = self._task is not None and not self._task.done()
         own = {"running": running, "error": self._error, "error_kind": self._error_kind, "pid": os.getpid()}
         return self.role.status() | own
+
+    async def answer(self, method: str, page: str, body: bytes) -> Reply:
+        """The status, or what the role itself says to a request."""
+        if (method, page) == ("GET", "status"):
+            return 200, self.status()
+        try:
+            return await self.role.answer(method, page, body)
+        except Exception as error:  # the boundary: the request fails, the role goes on
+            log.exception("%s: %s %s", self.role.name, method, page)
+            return 500, {"error": _reason(self.role.name, error)}
 
     async def stop(self) -> None:
         if self._task is not None:

@@ -11,7 +11,7 @@ void when its group is done (the trainer went back meanwhile) is forgotten: its 
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,24 @@ _HEARTBEAT_S = 1.0
 class Rollout(Role):
     """Keeps as many groups in flight as the staleness bound and the engines' slots allow.
 
-    `first_step`: what is trained already; there is an evaluation before the next one unless `is_restart`.
+    `first_step`: what is trained already; there is an evaluation before the next one unless `is_restart`. `services`: where
+    rewards find the roles that they ask.
     """
 
     def __init__(
-        self, config: RunConfig, bus: TransferQueue, engines: EnginePool, first_step: int, *, is_restart: bool = False
+        self,
+        config: RunConfig,
+        bus: TransferQueue,
+        engines: EnginePool,
+        first_step: int,
+        *,
+        is_restart: bool = False,
+        services: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__("rollout", config, bus)
         self.engines = engines
         self._first_step, self._is_restart = first_step, is_restart
+        self._services = services or {}
         self.counts: Counter[str] = Counter()
         self._failed_in_a_row = 0
         self._filtered_in_a_row = 0
@@ -62,7 +71,7 @@ class Rollout(Role):
         self._renderer = Renderer(tokenizer, config.data)
         room = longest_prompt(config, config.data, config.rollout.max_new_tokens)
         self._source = await asyncio.to_thread(open_checked, config.data, config.run.seed, self._renderer, room)
-        self._rewards = RewardPool(config.reward)
+        self._rewards = RewardPool(config.reward, services=self._services)
         await self._rewards.start()
         if config.eval is not None:
             self._evaluation = Evaluation(config, tokenizer, self._rewards, self.engines, self.bus)

@@ -8,8 +8,8 @@ process ends, or has its application deleted, when the controller's process is g
 
 import asyncio
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,15 @@ _MANY = 10_000  # calls in flight: the bounds are the queue's and the engines', 
 
 @dataclass(frozen=True, slots=True)
 class RoleStart:
-    """From where a role starts: a checkpoint, what it takes as done (by default what that says), whether one ran before it."""
+    """From where a role starts: a checkpoint, what it takes as done (by default what that says), whether one ran before it.
+
+    `services`: where the roles that answer requests are, by name.
+    """
 
     resume: Path | None = None
     first_step: int | None = None
     is_restart: bool = False
+    services: Mapping[str, str] = field(default_factory=dict)
 
 
 class BusHost:
@@ -223,6 +227,7 @@ class RoleDeployment:
                 engines,
                 first_step=begin.first_step,
                 is_restart=begin.is_restart,
+                services=begin.services,
             )
         )
         await task.start()
@@ -250,9 +255,14 @@ class RoleDeployment:
             await asyncio.to_thread(serve.delete, self._name, _blocking=False)
 
     async def __call__(self, request: Request) -> Response:
-        if request.method == "GET" and request.url.path.rstrip("/").endswith("/status"):
-            return JSONResponse(await self.status())
-        return JSONResponse({"error": f"no such page; GET /{self._name}/status"}, status_code=404)
+        page = request.url.path.strip("/").removeprefix(self._name).strip("/")
+        if self._task is not None:
+            status, said = await self._task.answer(request.method, page, await request.body())
+        elif page == "status":
+            status, said = 200, await self.status()
+        else:
+            status, said = 503, {"error": f"{self._name} is being started"}
+        return JSONResponse(said, status_code=status)
 
 
 def role_target(spec: RoleSpec, config_json: str, run_dir: Path, address: str, node: dict[str, float]) -> serve.RunTarget:

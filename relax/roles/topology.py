@@ -35,13 +35,14 @@ _NUM_PARTS = 4  # a step's groups reach the actor in about so many parts
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """A role of a run: its name, why it is started, and what Ray sets aside for it."""
+    """A role of a run: its name, why it is started, and what Ray sets aside for it. `answers`: others send it requests."""
 
     name: str
     reason: str
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     num_threads: int = 1
+    answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,11 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
         )
     )
     return tuple(specs)
+
+
+def answering_roles(config: RunConfig) -> tuple[str, ...]:
+    """The roles that others send requests to."""
+    return tuple(spec.name for spec in role_specs(config) if spec.answers)
 
 
 def in_actor(config: RunConfig) -> tuple[str, ...]:

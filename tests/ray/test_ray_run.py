@@ -131,9 +131,9 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(
         assert len(rows(tmp_path / "runs" / "letters")) == 6
         assert cluster.poll() is None, "the cluster is not ours to stop"
         with training(
-            run_file("ray"), f"run.ray_address={address}", "train.num_steps=100000", "--overwrite", cwd=tmp_path
+            run_file("ray", "again"), f"run.ray_address={address}", "train.num_steps=100000", cwd=tmp_path
         ) as process:
-            wait_for_step(tmp_path / "runs" / "letters", 1, process)
+            wait_for_step(tmp_path / "runs" / "again", 1, process)
             ours = ("ServeReplica", "EngineActor", "BusHost")
             members = [one for one in family(cluster.pid) if any(name in " ".join(one.cmdline()) for name in ours)]
             assert len(members) >= 5
