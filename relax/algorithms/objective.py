@@ -61,17 +61,18 @@ class TrainedTokens:
 
 @dataclass(frozen=True)
 class ValuedTokens:
-    """The S trained tokens of a micro-batch as a critic sees them.
+    """The S trained tokens of a micro-batch as a critic or a reward model sees them.
 
-    `values [S]` float32 with a gradient: the critic's value of what stands before each token, which knows no temperature;
-    `sample [S]` as in `TrainedTokens`. `old_values [S]`: what the advantages were computed with; `returns [S]`: the targets.
+    `values [S]` float32 with a gradient: what the model says of what stands before each token, which knows no temperature;
+    `sample [S]` as in `TrainedTokens`. `returns [S]`: the targets; `old_values [S]`: what the advantages were computed with,
+    if there are any.
     """
 
     values: Tensor
     sample: Tensor
     num_samples: int
-    old_values: Tensor
     returns: Tensor
+    old_values: Tensor | None = None
 
     @cached_property
     def lengths(self) -> Tensor:

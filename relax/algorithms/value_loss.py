@@ -12,6 +12,8 @@ from relax.config.algorithm import CustomConfig, PPOConfig
 class ValueLoss:
     """Built as `ValueLoss(config, length_budget)`; called with `ValuedTokens`, where a policy objective gets trained ones."""
 
+    compares_pairs = False
+
     def __init__(self, config: PPOConfig | CustomConfig, length_budget: int) -> None:
         self._clip, self._how, self._length_budget = config.value_clip, config.aggregation, length_budget
 
@@ -20,6 +22,7 @@ class ValueLoss:
         loss = (values - returns).square()
         is_clipped = torch.zeros_like(returns, dtype=torch.bool)
         if self._clip is not None:
+            assert old is not None, "a clip needs the column 'values'"
             clipped = (torch.clamp(values, old - self._clip, old + self._clip) - returns).square()
             is_clipped = (clipped > loss).detach()
             loss = torch.maximum(loss, clipped)

@@ -20,7 +20,7 @@ def load_sft_config(run_file: Path, overrides: list[str]) -> SFTConfig:
     if strange:
         raise ConfigError(
             f"{run_file}: has [{strange[0]}], so it is a run of relax train; relax sft takes [model], [data], [train], "
-            "[output] and, to stop in time, [eval] and [reward]"
+            "[output], [task] and, to stop in time, [eval] and [reward]"
         )
     return validate(SFTConfig, raw, overrides, str(run_file))
 
@@ -37,12 +37,12 @@ def sft(run_file: Path, overrides: list[str]) -> int:
     started = time.monotonic()
 
     def show(step: "SFTStep") -> None:
-        reward = "" if step.reward is None else f"  held-out reward {step.reward:.3f}"
-        if step.reward is not None or step.step % 20 == 0:
-            sys.stdout.write(f"step {step.step:5d}  loss {step.loss:.3f}{reward}  {time.monotonic() - started:5.0f} s\n")
+        if step.score or step.step % 20 == 0:
+            held_out = f"  held-out {step.score}" if step.score else ""
+            sys.stdout.write(f"step {step.step:5d}  loss {step.loss:.3f}{held_out}  {time.monotonic() - started:5.0f} s\n")
             sys.stdout.flush()
 
     result = run_sft(config, on_step=show)
-    reward = "" if result.reward is None else f", held-out reward {result.reward:.3f}"
-    sys.stdout.write(f"wrote {result.path}: {result.step} steps{reward}\n")
+    held_out = f", held-out {result.score}" if result.score else ""
+    sys.stdout.write(f"wrote {result.path}: {result.step} steps{held_out}\n")
     return 0

@@ -1,6 +1,6 @@
-"""The configuration of `relax sft`: supervised fine-tuning, for example as the warm start of a run."""
+"""The configuration of `relax sft`: supervised training, for example as the warm start of a run's models."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,46 @@ from relax.config.base import Section
 from relax.config.data import DataConfig, EvalConfig
 from relax.config.reward import RewardConfig
 from relax.config.train import BackendConfig, TorchBackendConfig
+
+
+class PolicyTaskConfig(Section):
+    """A language model learns to say what the assistant says."""
+
+    type: Literal["policy"] = "policy"
+    """Name of the task."""
+    loss_on: Literal["assistant", "last"] = "assistant"
+    """Which turns are learned: all of the assistant's, or the last one only. A message's own `"train"` (true, false) or
+    `"weight"` (1, 0) comes before."""
+
+
+class RewardModelTaskConfig(Section):
+    """A sequence classifier with one label learns to score responses."""
+
+    type: Literal["reward_model"] = "reward_model"
+    """Name of the task."""
+    loss: Literal["bradley_terry", "squared", "logistic"] = "bradley_terry"
+    """`bradley_terry` learns from pairs that the better response has the higher reward; `squared` and `logistic` learn the
+    number in the column `label_key`, as a reward or as the probability that the reward's sigmoid is."""
+    chosen_key: str = "chosen"
+    """Column of a pair with the better response: a text, or a list of chat messages that ends with it."""
+    rejected_key: str = "rejected"
+    """Column of a pair with the worse response, in the same form."""
+    margin_key: str | None = None
+    """Column with a number by which the better response's reward should be higher. Unset: 0."""
+    label_key: str = "label"
+    """Column with the number that `squared` and `logistic` learn; the response is in the answer column."""
+
+
+class CriticTaskConfig(Section):
+    """A token classifier with one label learns, before each token of a response, the reward that it came to."""
+
+    type: Literal["critic"] = "critic"
+    """Name of the task."""
+    reward_key: str = "reward"
+    """Column with the reward of the response."""
+
+
+TaskConfig = Annotated[PolicyTaskConfig | RewardModelTaskConfig | CriticTaskConfig, Field(discriminator="type")]
 
 
 class SFTModelConfig(Section):
@@ -29,7 +69,7 @@ class SFTTrainConfig(Section):
     num_steps: int = Field(ge=1)
     """Number of optimizer steps; fewer when `eval.stop_at` is reached."""
     batch_size: int = Field(32, ge=1)
-    """Conversations of one optimizer step."""
+    """Rows of one optimizer step."""
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -51,7 +91,8 @@ class SFTTrainConfig(Section):
 
 
 class SFTEvalConfig(EvalConfig):
-    """Evaluation by generating: mean reward on held-out prompts."""
+    """Held-out evaluation. A policy answers prompts, and the mean reward counts; with a reward model it is the share of pairs it
+    is right about; where numbers are learned, their correlation with what the model says."""
 
     every: int = Field(50, ge=1)
     """Evaluate every so many steps, and after the last one."""
@@ -60,7 +101,7 @@ class SFTEvalConfig(EvalConfig):
     max_new_tokens: int = Field(128, ge=1)
     """Longest response, in tokens."""
     stop_at: float | None = None
-    """Stop as soon as the mean reward is at least this. Default: train for `train.num_steps`."""
+    """Stop as soon as the evaluation gives at least this. Default: train for `train.num_steps`."""
 
 
 class SFTOutputConfig(Section):
@@ -80,21 +121,33 @@ class SFTConfig(Section):
     model: SFTModelConfig
     """Where training starts."""
     data: DataConfig
-    """Conversations. The answer column holds the completion to learn; a list of chat messages that ends with an assistant's
-    turn is learned as it is."""
+    """Conversations. The answer column holds the response; a list of chat messages that ends with an assistant's turn is taken
+    as it is."""
+    task: TaskConfig = PolicyTaskConfig()
+    """What is trained."""
     train: SFTTrainConfig
     """Optimizer and batches."""
     output: SFTOutputConfig
     """Where the model goes."""
     eval: SFTEvalConfig | None = None
-    """Held-out evaluation; needs `[reward]`."""
+    """Held-out evaluation; for a policy it needs `[reward]`."""
     reward: RewardConfig | None = None
-    """How responses are scored in evaluations."""
+    """How a policy's responses are scored in evaluations."""
 
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "SFTConfig":
         if (self.model.path is None) == (self.model.build is None):
             raise ValueError('give either model.path, a folder with a model, or model.build = "tiny"')
-        if self.eval is not None and self.reward is None:
-            raise ValueError('[eval] scores responses: it needs a [reward] section, for example type = "exact"')
+        if self.task.type == "policy":
+            if self.eval is not None and self.reward is None:
+                raise ValueError('[eval] scores responses: it needs a [reward] section, for example type = "exact"')
+            return self
+        what = f'task.type = "{self.task.type}" is evaluated on the rows of eval.data and generates nothing'
+        if self.reward is not None:
+            raise ValueError(f"{what}: leave [reward] out")
+        if self.eval is not None and (of_sampling := _OF_SAMPLING & self.eval.model_fields_set):
+            raise ValueError(f"{what}: leave eval.{min(of_sampling)} out")
         return self
+
+
+_OF_SAMPLING = {"samples_per_prompt", "temperature", "max_new_tokens"}

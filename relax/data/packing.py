@@ -90,12 +90,13 @@ def _common_prefix(rows: Sequence[NDArray[np.integer]]) -> int:
     return len(first)
 
 
-def plan(groups: Sequence[Group], max_tokens: int) -> list[list[Group]]:
+def plan(groups: Sequence[Group], max_tokens: int, *, divides: bool = True) -> list[list[Group]]:
     """Whole groups in order, in as few micro-batches under `max_tokens` as that order allows, and of about equal size.
 
-    A group over the budget is divided between its samples, its prefix repeated; one sample over it stands alone.
+    A group over the budget is divided between its samples, its prefix repeated, unless `divides` is off; what is still over it
+    stands alone.
     """
-    pieces = [piece for group in groups for piece in _divide(group, max_tokens)]
+    pieces = [piece for group in groups for piece in _divide(group, max_tokens)] if divides else groups
     total = sum(piece.num_tokens for piece in pieces)
     count = max(1, -(-total // max_tokens))
     plans: list[list[Group]] = []

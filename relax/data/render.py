@@ -44,13 +44,23 @@ class Renderer:
         )
         return str(decoded)
 
+    def whole_ids(self, conversation: str | Sequence[Message], key: str = "conversation") -> list[int]:
+        """All of a text, or of chat messages without a generation prompt, as transformers' classifiers are given it.
+
+        Raises `DataError` when the chat template refuses the messages.
+        """
+        if isinstance(conversation, str):
+            return self._ids(conversation, add_special_tokens=True)
+        return self._ids(self._render(self._complete(conversation), key))
+
     def render_chat(self, messages: Sequence[Message], key: str = "conversation") -> tuple[list[int], list[int]]:
         """A whole conversation for supervised training: token ids `[T]` and loss mask `[T]`.
 
         The mask is 1 on what the assistant says: everything after the generation prompt, its end-of-turn token included, the
-        template's white space behind that not. Each assistant turn begins where `prompt_ids` of the messages before it ends.
-        Raises `DataError` when nothing is said by the assistant, or the template does not render a conversation as an
-        extension of its beginning, so that what belongs to a turn cannot be told.
+        template's white space behind that not. Each assistant turn begins where `prompt_ids` of the messages before it ends. A
+        turn with `"train": False` is only context, and a template may do with it what it likes. Raises `DataError` when nothing
+        is learned, or the template does not render a conversation as an extension of its beginning, so that what belongs to a
+        turn cannot be told.
         """
         messages = self._complete(messages)
         whole = self._render(messages, key)
@@ -58,7 +68,7 @@ class Renderer:
         mask: list[int] = []
         done = 0
         for index, message in enumerate(messages):
-            if message.get("role") != "assistant":
+            if message.get("role") != "assistant" or not message.get("train", True):
                 continue
             before = self._render(messages[:index], key, add_generation_prompt=True)
             after = whole if index == len(messages) - 1 else self._render(messages[: index + 1], key)
@@ -100,9 +110,10 @@ class Renderer:
             raise DataError(
                 f"{key}: chat messages cannot be rendered with data.chat_template = false; give the prompt as a text"
             )
+        shown = [{name: value for name, value in message.items() if name != "train"} for message in messages]
         try:
             rendered = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self._data.template_options
+                shown, tokenize=False, add_generation_prompt=add_generation_prompt, **self._data.template_options
             )
         except Exception as error:  # templates are programs: jinja's own errors, and whatever else one raises
             raise DataError(f"{key}: the chat template refuses these messages: {type(error).__name__}: {error}") from error

@@ -8,6 +8,8 @@ from typing import Any
 from relax.types import Prompt
 
 ROLES = ("system", "user", "assistant", "tool")
+# What ShareGPT-like rows call them, under "from" beside "value".
+SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
 
 class BadRow(Exception):
@@ -40,41 +42,48 @@ class RowReader:
             raise BadRow(f"{self.prompt_key!r} must be a text or a list of chat messages, and is {_kind(raw)}")
         if not self.chat_template:
             raise BadRow(f"{self.prompt_key!r} is a list of chat messages, and data.chat_template = false needs a text")
-        return Prompt(key, messages=self._messages(raw), answer=answer, metadata=rest)
-
-    def _messages(self, raw: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
-        if not raw:
-            raise BadRow(f"{self.prompt_key!r} is an empty list of chat messages")
-        messages: list[dict[str, Any]] = []
-        for number, message in enumerate(raw, 1):
-            if not isinstance(message, Mapping):
-                raise BadRow(f"message {number} must be an object with role and content, and is {_kind(message)}")
-            role, content = message.get("role"), message.get("content")
-            if role not in ROLES:
-                near = difflib.get_close_matches(str(role), [*ROLES, "human", "gpt"], 1, 0.6)
-                hint = {"human": "user", "gpt": "assistant"}.get(near[0], near[0]) if near else ""
-                raise BadRow(
-                    f"message {number} has the role {role!r}: allowed are {', '.join(ROLES)}"
-                    + (f"; did you mean {hint!r}?" if hint else "")
-                )
-            kept = {str(name): value for name, value in message.items() if value is not None}  # parquet fills in null
-            kept["content"] = self._content(content, number, role, bool(message.get("tool_calls")))
-            messages.append(kept)
+        messages = read_messages(raw, self.prompt_key)
         if messages[-1]["role"] not in ("user", "tool"):
             raise BadRow(f"the last message is the {messages[-1]['role']}'s, so there is nothing to respond to")
-        return tuple(messages)
+        return Prompt(key, messages=messages, answer=answer, metadata=rest)
 
-    def _content(self, content: Any, number: int, role: str, has_tool_calls: bool) -> str:
-        if isinstance(content, str):
-            return _text(content, f"message {number}") if role == "user" else content
-        if content is None and has_tool_calls:
-            return ""
-        if isinstance(content, Sequence) and not isinstance(content, bytes):
-            kinds = [part.get("type") if isinstance(part, Mapping) else _kind(part) for part in content]
-            if any(kind != "text" for kind in kinds):
-                raise BadRow(f"message {number} has content of the kinds {kinds}, and only text can be rendered")
-            return _text("".join(str(part.get("text", "")) for part in content), f"message {number}")
-        raise BadRow(f"message {number} must have a text as content, and has {_kind(content)}")
+
+def read_messages(raw: Sequence[Any], column: str) -> tuple[Mapping[str, Any], ...]:
+    """The chat messages in `column`, with `role` and `content`. Raises `BadRow`."""
+    if not raw:
+        raise BadRow(f"{column!r} is an empty list of chat messages")
+    messages: list[dict[str, Any]] = []
+    for number, message in enumerate(raw, 1):
+        if not isinstance(message, Mapping):
+            raise BadRow(f"message {number} must be an object with role and content, and is {_kind(message)}")
+        kept = {str(name): value for name, value in message.items() if value is not None}  # parquet fills in null
+        if "role" not in kept and "from" in kept:
+            speaker = kept.pop("from")
+            kept |= {"role": SPEAKERS.get(speaker, speaker), "content": kept.pop("value", None)}
+        role = kept.get("role")
+        if role not in ROLES:
+            near = difflib.get_close_matches(str(role), [*ROLES, *SPEAKERS], 1, 0.6)
+            hint = SPEAKERS.get(near[0], near[0]) if near else ""
+            raise BadRow(
+                f"message {number} has the role {role!r}: allowed are {', '.join(ROLES)}"
+                + (f"; did you mean {hint!r}?" if hint else "")
+            )
+        kept["content"] = _content(kept.get("content"), number, role, bool(kept.get("tool_calls")))
+        messages.append(kept)
+    return tuple(messages)
+
+
+def _content(content: Any, number: int, role: str, has_tool_calls: bool) -> str:
+    if isinstance(content, str):
+        return _text(content, f"message {number}") if role == "user" else content
+    if content is None and has_tool_calls:
+        return ""
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        kinds = [part.get("type") if isinstance(part, Mapping) else _kind(part) for part in content]
+        if any(kind != "text" for kind in kinds):
+            raise BadRow(f"message {number} has content of the kinds {kinds}, and only text can be rendered")
+        return _text("".join(str(part.get("text", "")) for part in content), f"message {number}")
+    raise BadRow(f"message {number} must have a text as content, and has {_kind(content)}")
 
 
 def missing_column(name: str, row: Mapping[Any, Any]) -> str:

@@ -43,9 +43,9 @@ class FlatForward(Protocol):
 
 
 def make_forward(model: nn.Module, *, use_fused: bool = True) -> FlatForward:
-    """The fastest forward that fits `model`, a transformers causal language model.
+    """The fastest forward that fits `model`, a transformers decoder with whatever head.
 
-    Raises `ModelError` for a model that has no output embeddings, or whose layers are not all attention layers.
+    Raises `ModelError` for a model whose layers are not all attention layers.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     check_attention(config)
@@ -137,13 +137,13 @@ class TransformersForward:
         self.num_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        if self.model.get_output_embeddings() is None:
-            raise ModelError(f"model type {config.model_type!r} has no vocabulary head: relax trains causal language models")
         self.model.set_attn_implementation(_INTERFACE)
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"{type(self.model).__name__} has no vocabulary head: relax trains causal language models")
         return head.weight, getattr(head, "bias", None)
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -27,7 +27,7 @@ from relax.errors import BusGone, EngineError, RoleError, StaleHandle, WaitTimeo
 from relax.rewards.pool import RewardPool
 from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
-from relax.types import Column, Outcome, Ragged, Sample, Sampling, newest_version_only
+from relax.types import Column, Outcome, Prompt, Ragged, Sample, Sampling, newest_version_only
 
 _REPORT_S = 0.2  # totals are sent this often at most, and every so often while groups come
 _HEARTBEAT_S = 1.0
@@ -236,7 +236,9 @@ class Rollout(Role):
         room = self.config.observe.samples_per_step - self._recorded[ticket.batch]
         if room <= 0:
             return
-        rows = [_readable(sample, ticket) for sample in samples[:room]]
+        assert self._source is not None
+        prompt = self._source.prompt(ticket.prompt)
+        rows = [_readable(sample, prompt, ticket) for sample in samples[:room]]
         self._recorded[ticket.batch] += len(rows)
         await self.bus.emit({"kind": "samples", "step": ticket.batch, "rows": rows})
 
@@ -283,11 +285,12 @@ def _num_sampled(sample: Sample) -> int:
     return sum(turn.end - turn.start for turn in sample.turns if turn.role == "assistant") or int(sample.loss_mask.sum())
 
 
-def _readable(sample: Sample, ticket: Ticket) -> dict[str, Any]:
+def _readable(sample: Sample, prompt: Prompt, ticket: Ticket) -> dict[str, Any]:
     return {
         "group": sample.group_id,
         "index": sample.index,
-        "prompt": sample.metadata.get("prompt"),
+        "prompt": prompt.key,
+        "input": prompt.messages if prompt.text is None else prompt.text,
         "response": sample.metadata.get("response"),
         "answer": sample.metadata.get("answer"),
         "reward": sample.reward,

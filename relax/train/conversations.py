@@ -1,109 +1,114 @@
-"""What supervised training learns from: rows of a data section as token ids and a loss mask.
+"""What a policy and a critic learn from: rows of a data section as token ids and a loss mask.
 
-prompt + completion   the prompt as a run would render it, then the answer column, then the end of the turn
-chat messages         a list that ends with the assistant's turn is learned as it is, every assistant's turn of it
+prompt + response   the prompt as a run would render it, then the answer column, then the end of the turn
+chat messages       a list that ends with the assistant's turn, as it is
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from relax.config.data import DataConfig, FileDataConfig
-from relax.data.files import read_files
-from relax.data.prompts import PromptSource, open_prompts
-from relax.data.render import Renderer
-from relax.data.rows import BadRow, RowReader
-from relax.errors import DataError
-from relax.types import IntArray, MaskArray, Prompt
-
-Learned = tuple[IntArray, MaskArray]  # ids [T] int32, mask [T] uint8: 1 on the tokens to learn
+from relax.config.data import DataConfig
+from relax.data.render import Message, Renderer
+from relax.data.rows import BadRow, RowReader, nearest, read_messages
+from relax.train.lessons import Learned, Lesson
+from relax.types import Prompt
 
 
 class Conversations:
-    """The rows of `data` to learn from, in an order that `seed` fixes. Raises `DataError` for rows that cannot be learned."""
+    """Reads rows. Every turn of the assistant is learned, or the `"last"` one only; a message's own mark comes before.
 
-    def __init__(self, data: DataConfig, renderer: Renderer, *, seed: int, max_tokens: int) -> None:
-        self._data, self._renderer, self._seed, self._max_tokens = data, renderer, seed, max_tokens
-        self._made: PromptSource | None = None
-        self._rows: list[tuple[str, Learned]] = []
-        self.num_skipped = 0
-        if isinstance(data, FileDataConfig):
-            self._read_file(data)
-        else:
-            self._made = open_prompts(data, seed=seed)
-        self._order = np.arange(len(self))
-        self._epoch = -1
+    `reward_key`: the column with what a critic should expect of the response.
+    """
 
-    def __len__(self) -> int:
-        return len(self._rows) if self._made is None else len(self._made)
+    def __init__(
+        self,
+        data: DataConfig,
+        renderer: Renderer,
+        *,
+        max_tokens: int,
+        loss_on: Literal["assistant", "last"] = "assistant",
+        reward_key: str | None = None,
+    ) -> None:
+        self._renderer, self._max_tokens, self._loss_on, self._reward_key = renderer, max_tokens, loss_on, reward_key
+        self._prompt_key, self._answer_key = key_columns(data)
+        self._reader = RowReader(self._prompt_key, self._answer_key, data.chat_template)
 
-    def batch(self, step: int, size: int) -> list[Learned]:
-        """The `size` conversations of step `step`, from 0; every epoch gives each row once."""
-        return [self._number(step * size + index) for index in range(size)]
+    def read(self, raw: Any, key: str) -> Lesson:
+        """The one sequence of a row. Raises `BadRow` or `DataError`."""
+        ids, mask = self._render(raw, key)
+        check_length(ids, self._max_tokens)
+        target = 0.0 if self._reward_key is None else read_number(raw, self._reward_key)
+        return (Learned(np.asarray(ids, np.int32), np.asarray(mask, np.uint8), target),)
 
-    def _number(self, number: int) -> Learned:
-        epoch, place = divmod(number, len(self))
-        if self._data.shuffle and epoch != self._epoch:
-            self._order = np.random.default_rng([abs(self._seed), epoch]).permutation(len(self))
-            self._epoch = epoch
-        row = int(self._order[place])
-        if self._made is None:
-            return self._rows[row][1]
-        prompt = self._made.row(row)
-        try:
-            return self._learned(
-                prompt, _completion(prompt, self._data.answer_key if self._data.type == "generator" else "answer")
-            )
-        except BadRow as bad:
-            raise DataError(f"{prompt.key}: {bad}") from bad
-
-    def _read_file(self, data: FileDataConfig) -> None:
-        reader = RowReader(data.prompt_key, data.answer_key, data.chat_template)
-        for place, key, raw in read_files(Path(data.path)):
-            try:
-                if isinstance(raw, BadRow):
-                    raise raw
-                self._rows.append((place, self._read(raw, key, reader, data)))
-            except (BadRow, DataError) as bad:
-                if data.on_bad_row == "error":
-                    raise DataError(f'{place}: {bad}; data.on_bad_row = "skip" leaves such rows out') from bad
-                self.num_skipped += 1
-        if not self._rows:
-            why = f"all {self.num_skipped} rows are bad" if self.num_skipped else "there are no rows in it"
-            raise DataError(f"data.path = {data.path!r}: {why}")
-
-    def _read(self, raw: Any, key: str, reader: RowReader, data: FileDataConfig) -> Learned:
-        messages = raw.get(data.prompt_key) if isinstance(raw, Mapping) else None
-        if isinstance(messages, Sequence) and not isinstance(messages, str) and messages and _is_said(messages[-1]):
-            prompt = reader.read({**raw, data.prompt_key: messages[:-1]}, key)
-            return self._learned(prompt, messages[-1])
-        prompt = reader.read(raw, key)
-        return self._learned(prompt, _completion(prompt, data.answer_key))
-
-    def _learned(self, prompt: Prompt, completion: Mapping[str, Any]) -> Learned:
+    def _render(self, raw: Any, key: str) -> tuple[list[int], list[int]]:
+        if (messages := said_messages(raw, self._prompt_key)) is not None:
+            return self._renderer.render_chat(self._marked(messages), key)
+        prompt = self._reader.read(raw, key)
+        completion = self._completion(prompt)
         if prompt.text is None:
-            ids, mask = self._renderer.render_chat([*prompt.messages, completion], prompt.key)
-        else:
-            tokenizer = self._renderer.tokenizer
-            before = self._renderer.prompt_ids(prompt)
-            said = [*tokenizer(completion["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            ids, mask = before + said, [0] * len(before) + [1] * len(said)
-        if len(ids) > self._max_tokens:
-            raise BadRow(f"the conversation has {len(ids)} tokens, and the model's context is {self._max_tokens}")
-        return np.asarray(ids, np.int32), np.asarray(mask, np.uint8)
+            return self._renderer.render_chat(self._marked([*prompt.messages, completion]), key)
+        tokenizer, before = self._renderer.tokenizer, self._renderer.prompt_ids(prompt)
+        said = [*tokenizer(completion["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        return before + said, [0] * len(before) + [1] * len(said)
+
+    def _marked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages, each with `train`: whether it is learned."""
+        marked = []
+        for number, message in enumerate(messages, 1):
+            is_said, own = message["role"] == "assistant", _mark(message, number)
+            if own and not is_said:
+                raise BadRow(f"message {number} is the {message['role']}'s, and only turns of the assistant can be learned")
+            is_learned = is_said and (self._loss_on == "assistant" or number == len(messages)) if own is None else own
+            kept = {name: value for name, value in message.items() if name != "weight"}
+            marked.append(kept | {"train": is_learned})
+        return marked
+
+    def _completion(self, prompt: Prompt) -> Mapping[str, Any]:
+        if not isinstance(prompt.answer, str) or not prompt.answer:
+            has = "no such column" if prompt.answer is None else f"{type(prompt.answer).__name__} in it"
+            raise BadRow(
+                f"nothing to learn: the response is the text in data.answer_key = {self._answer_key!r}, and the row has {has}; "
+                "or the prompt is a list of chat messages that ends with the assistant's turn"
+            )
+        return {"role": "assistant", "content": prompt.answer}
 
 
-def _is_said(message: Any) -> bool:
-    return isinstance(message, Mapping) and message.get("role") == "assistant"
+def key_columns(data: DataConfig) -> tuple[str, str | None]:
+    """The columns with prompt and answer."""
+    return ("prompt", "answer") if data.type == "reasoning_gym" else (data.prompt_key, data.answer_key)
 
 
-def _completion(prompt: Prompt, answer_key: str | None) -> Mapping[str, Any]:
-    if not isinstance(prompt.answer, str) or not prompt.answer:
-        has = "no such column" if prompt.answer is None else f"{type(prompt.answer).__name__} in it"
-        raise BadRow(
-            f"nothing to learn: the completion is the text in data.answer_key = {answer_key!r}, and the row has {has}; "
-            "or the prompt is a list of chat messages that ends with the assistant's turn"
-        )
-    return {"role": "assistant", "content": prompt.answer}
+def said_messages(raw: Any, column: str) -> tuple[Message, ...] | None:
+    """The chat messages in `column` if they end with the assistant's turn. Raises `BadRow` when they are not chat messages."""
+    found = raw.get(column) if isinstance(raw, Mapping) else None
+    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
+        return None
+    messages = read_messages(found, column)
+    return messages if messages[-1]["role"] == "assistant" else None
+
+
+def read_number(raw: Mapping[str, Any], column: str) -> float:
+    """The number in `column`. Raises `BadRow`."""
+    if column not in raw:
+        raise BadRow(f"there is no column {column!r}; {nearest(column, list(raw))}")
+    value = raw[column]
+    if not isinstance(value, int | float) or not np.isfinite(value):
+        raise BadRow(f"{column!r} must be a finite number, and is {value!r}")
+    return float(value)
+
+
+def check_length(ids: Sequence[int], max_tokens: int) -> None:
+    """Raises `BadRow` for a conversation that the model has no room for."""
+    if len(ids) > max_tokens:
+        raise BadRow(f"the conversation has {len(ids)} tokens, and the model's context is {max_tokens}")
+
+
+def _mark(message: Message, number: int) -> bool | None:
+    """What the message itself says about being learned."""
+    name = "train" if "train" in message else "weight"
+    mark = message.get(name)
+    if mark is not None and mark not in (0, 1):
+        raise BadRow(f"message {number} has {name} = {mark!r}: a turn is learned (1, true) or not (0, false)")
+    return None if mark is None else bool(mark)

@@ -1,4 +1,4 @@
-"""Held-out evaluation of supervised training: the model answers through the embedded engine, and the run's reward scores it.
+"""Held-out evaluation of a policy in training: it answers through the embedded engine, and the run's reward scores it.
 
 back end's weights -> publisher -> engine, proven as in a run -> responses -> reward workers -> mean reward
 """
@@ -29,6 +29,8 @@ _NAME = "exam"
 class Exam:
     """Made in an event loop, which all its calls stay in; `close` ends the reward workers and frees the engine."""
 
+    name = "reward"
+
     def __init__(self, config: SFTEvalConfig, reward: RewardConfig, run: RunConfig, tokenizer: Any) -> None:
         self._config, self._seed = config, run.run.seed
         self._renderer = Renderer(tokenizer, config.data)
@@ -39,15 +41,7 @@ class Exam:
         self._publisher = WeightPublisher(self._bus, run_id=_NAME)
         self._is_started = False
 
-    def is_due(self, step: int) -> bool:
-        """Whether this step is one of every `eval.every`."""
-        return step % self._config.every == 0
-
-    def is_passed(self, reward: float | None) -> bool:
-        """Whether training may stop here."""
-        return reward is not None and self._config.stop_at is not None and reward >= self._config.stop_at
-
-    async def reward(self, backend: TrainBackend, version: int) -> float:
+    async def score(self, backend: TrainBackend, version: int) -> float:
         """Mean reward of the back end's weights as they are now. Raises `RewardError` when no response could be scored."""
         if not self._is_started:
             await self._rewards.start()

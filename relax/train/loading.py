@@ -1,8 +1,8 @@
 """A model folder, loaded for training, with errors that say what is missing."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,34 +13,78 @@ from relax.errors import ModelError
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
-def load_model(config: ModelConfig, device: torch.device) -> Any:
-    """The causal language model at `model.path`, in `model.dtype` on `device`.
+# What reads the hidden states: the vocabulary, or numbers for the whole sequence or for each token.
+Head = Literal["vocabulary", "sequence", "token"]
+_KINDS = {
+    "vocabulary": ("AutoModelForCausalLM", "a causal language model"),
+    "sequence": ("AutoModelForSequenceClassification", "a sequence classifier"),
+    "token": ("AutoModelForTokenClassification", "a token classifier"),
+}
 
-    Raises `ModelError` for a missing folder, config, tokenizer or weights, an architecture that is not a causal language model,
-    and weights that do not fill the model or do not fit it. Nothing is downloaded.
+
+def load_model(config: ModelConfig, device: torch.device, head: Head = "vocabulary") -> Any:
+    """The model at `model.path` with this head, in `model.dtype` on `device`.
+
+    Raises `ModelError` for a missing folder, config, tokenizer or weights, an architecture that has no such head, and weights
+    that do not fill the model or do not fit it. Nothing is downloaded.
     """
+    model, missing = _load(config, head)
+    _refuse(config, "without weights in the folder", missing)
+    return model.to(device)
+
+
+def load_scalar_model(config: ModelConfig, device: torch.device, head: Head) -> Any:
+    """The model at `model.path` with a head for one number, which says 0 where the folder has none: a language model's, or for
+    the bias that only heads of tokens have. The head is float32. Raises `ModelError` as `load_model` does."""
     # here, since importing transformers takes seconds that a check or a help page need not spend
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # a head that is missing is no news here
+    try:
+        model, missing = _load(config, head, num_labels=1)
+    finally:
+        logging.set_verbosity(before)
+    if not hasattr(model, "score"):
+        raise ModelError(f"model.path = {config.path!r}: {type(model).__name__} calls its head by another name than 'score'")
+    model.score.float()
+    for name, parameter in model.score.named_parameters():
+        if f"score.{name}" in missing:
+            missing.remove(f"score.{name}")
+            nn.init.zeros_(parameter)
+    _refuse(config, "without weights in the folder", missing)
+    return model.to(device)
+
+
+def _load(config: ModelConfig, head: Head, **options: Any) -> tuple[Any, set[str]]:
+    """The model, and the names of parameters that the folder has no weights for."""
+    # here, since importing transformers takes seconds that a check or a help page need not spend
+    import transformers
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
-    folder = Path(config.path)
+    folder, (loader, kind) = Path(config.path), _KINDS[head]
     _check_folder(folder, config)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = getattr(transformers, loader).from_pretrained(
             folder,
             dtype=getattr(torch, config.dtype),
             local_files_only=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which are errors below, with their names
+            **options,
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
-        raise ModelError(f"model.path = {config.path!r} cannot be loaded as a causal language model: {error}") from error
-    for what, names in (("without weights in the folder", info["missing_keys"]), ("of another shape", info["mismatched_keys"])):
-        if names:
-            shown = ", ".join(sorted(str(name) for name in names)[:5])
-            raise ModelError(f"model.path = {config.path!r}: {len(names)} parameter(s) {what}: {shown}")
-    return model.to(device)
+        raise ModelError(f"model.path = {config.path!r} cannot be loaded as {kind}: {error}") from error
+    _refuse(config, "of another shape", info["mismatched_keys"])
+    return model, {str(name) for name in info["missing_keys"]}
+
+
+def _refuse(config: ModelConfig, what: str, names: Collection[Any]) -> None:
+    if names:
+        shown = ", ".join(sorted(str(name) for name in names)[:5])
+        raise ModelError(f"model.path = {config.path!r}: {len(names)} parameter(s) {what}: {shown}")
 
 
 def _check_folder(folder: Path, config: ModelConfig) -> None:

@@ -1,56 +1,85 @@
-"""Supervised fine-tuning on the training back end of a run: packed conversations in, a Hugging Face folder out.
+"""Supervised training on the back end of a run: packed rows in, a Hugging Face folder out.
 
-data -> ids and mask -> forward, backward, step -> ... -> now and then an exam -> good enough, or the last step -> folder
+data -> ids, mask, targets -> forward, backward, step -> ... -> now and then an exam -> good enough, or the last step -> folder
+
+| task | model | learns |
+|---|---|---|
+| `policy` | causal language model | what the assistant says |
+| `reward_model` | sequence classifier with one label | which response is better, or a number |
+| `critic` | token classifier with one label | before each token, the reward of the response |
 """
 
 import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from relax.algorithms.likelihood import Likelihood
+from relax.algorithms.scalar_losses import SCALAR_LOSSES, SquaredError
+from relax.config.data import DataConfig
 from relax.config.model import ModelConfig
 from relax.config.reward import ExactRewardConfig
 from relax.config.rollout import LocalEngineConfig, RolloutConfig
 from relax.config.run import RunConfig, RunSection
-from relax.config.sft import SFTConfig
+from relax.config.sft import CriticTaskConfig, RewardModelTaskConfig, SFTConfig
 from relax.config.train import TrainConfig
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.errors import ConfigError
 from relax.models.tiny import build_tiny_model
-from relax.train.backend import TrainBackend, TrainBatch
-from relax.train.conversations import Conversations, Learned
+from relax.train.backend import TrainBackend
+from relax.train.conversations import Conversations
+from relax.train.held_out import HeldOut
+from relax.train.lessons import Lessons, ReadLesson, to_batch
+from relax.train.preferences import Preferences, padding_id
+from relax.train.scalar_backend import ScalarBackend
 from relax.train.torch_backend import TorchBackend
-from relax.types import Ragged
 
-if TYPE_CHECKING:
-    from relax.train.exam import Exam
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an exam gave: mean `reward`, `accuracy` on pairs, or `correlation`."""
+
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
 class SFTStep:
-    """One optimizer step: `step` from 1, mean negative log-likelihood of what it learned from, the exam's reward if any."""
+    """One optimizer step: `step` from 1, the mean loss of what it learned from, and what the exam gave if there was one."""
 
     step: int
     loss: float
     grad_norm: float
-    reward: float | None = None
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SFTResult:
-    """Where the model is, after how many steps, and the last exam's mean reward."""
+    """Where the model is, after how many steps, and what the last exam gave."""
 
     path: Path
     step: int
-    reward: float | None
+    score: Score | None
+
+
+class Exam(Protocol):
+    """A held-out evaluation; `name` says what its scores are."""
+
+    name: str
+
+    async def score(self, backend: TrainBackend, version: int) -> float:
+        """What the back end's weights, as they are now, are worth."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 def run_sft(config: SFTConfig, *, on_step: Callable[[SFTStep], None] | None = None) -> SFTResult:
@@ -66,12 +95,12 @@ def run_sft(config: SFTConfig, *, on_step: Callable[[SFTStep], None] | None = No
         else:
             start = Path(str(config.model.path))
         with asyncio.Runner() as loop:
-            backend, step, reward = loop.run(_train(config, as_run(config, start), on_step))
+            backend, step, score = loop.run(_train(config, as_run(config, start), on_step))
         backend.export(made)
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
-    return SFTResult(out, step, reward)
+    return SFTResult(out, step, score)
 
 
 def as_run(config: SFTConfig, model: Path) -> RunConfig:
@@ -84,47 +113,74 @@ def as_run(config: SFTConfig, model: Path) -> RunConfig:
         reward=config.reward or ExactRewardConfig(),
         rollout=RolloutConfig(
             max_staleness=0,
-            max_new_tokens=config.eval.max_new_tokens if config.eval else 1,
+            max_new_tokens=(config.eval and config.eval.max_new_tokens) or 1,
             engine=LocalEngineConfig(device=config.train.backend.device, num_threads=config.train.backend.num_threads),
         ),
         train=TrainConfig(**given, backend=config.train.backend),
     )
 
 
-async def _train(
-    config: SFTConfig, run: RunConfig, on_step: Callable[[SFTStep], None] | None
-) -> tuple[TrainBackend, int, float | None]:
-    """The loop. Steps run in this thread: nothing else goes on meanwhile."""
-    tokenizer = load_tokenizer(run.model)
-    backend = TorchBackend(run, Likelihood())
-    renderer = Renderer(tokenizer, config.data)
-    conversations = Conversations(config.data, renderer, seed=config.seed, max_tokens=_context(run.model))
-    exam = _make_exam(config, run, tokenizer)
-    last, reward = config.train.num_steps, None
-    try:
-        for step in range(1, last + 1):
-            sums = backend.forward_backward(to_batch(conversations.batch(step - 1, config.train.batch_size)))
-            finished = backend.finish_step()
-            is_exam = exam is not None and (step == last or exam.is_due(step))
-            if exam is not None and is_exam:
-                reward = await exam.reward(backend, step)
-            if on_step is not None:
-                on_step(SFTStep(step, sums.values()["loss"], finished["grad_norm"], reward if is_exam else None))
-            if exam is not None and is_exam and exam.is_passed(reward):
-                break
-    finally:
-        if exam is not None:
-            await exam.close()
-    return backend, step, reward
+def make_reader(config: SFTConfig, data: DataConfig, tokenizer: Any, max_tokens: int) -> ReadLesson:
+    """What the task makes of a row of `data`."""
+    task, renderer = config.task, Renderer(tokenizer, data)
+    if isinstance(task, RewardModelTaskConfig):
+        return Preferences(data, task, renderer, max_tokens=max_tokens).read
+    if isinstance(task, CriticTaskConfig):
+        return Conversations(data, renderer, max_tokens=max_tokens, reward_key=task.reward_key).read
+    return Conversations(data, renderer, max_tokens=max_tokens, loss_on=task.loss_on).read
 
 
-def _make_exam(config: SFTConfig, run: RunConfig, tokenizer: Any) -> "Exam | None":
-    if config.eval is None or config.reward is None:
+def _make_backend(config: SFTConfig, run: RunConfig, tokenizer: Any) -> TorchBackend:
+    task = config.task
+    if isinstance(task, RewardModelTaskConfig):
+        backend = ScalarBackend(run, SCALAR_LOSSES[task.loss](), "sequence")
+        backend.model.config.get_text_config().pad_token_id = padding_id(tokenizer)
+        return backend
+    return ScalarBackend(run, SquaredError()) if isinstance(task, CriticTaskConfig) else TorchBackend(run, Likelihood())
+
+
+def _make_exam(config: SFTConfig, run: RunConfig, tokenizer: Any, max_tokens: int) -> Exam | None:
+    if config.eval is None:
         return None
+    if config.reward is None:
+        data = config.eval.data
+        rows = Lessons(data, make_reader(config, data, tokenizer, max_tokens), seed=config.seed)
+        return HeldOut([rows.row(index) for index in range(min(config.eval.num_prompts, len(rows)))])
     # here, since it brings a generation engine along, which most files do without
     from relax.train.exam import Exam
 
     return Exam(config.eval, config.reward, run, tokenizer)
+
+
+async def _train(
+    config: SFTConfig, run: RunConfig, on_step: Callable[[SFTStep], None] | None
+) -> tuple[TrainBackend, int, Score | None]:
+    """The loop. Steps run in this thread: nothing else goes on meanwhile."""
+    tokenizer, max_tokens = load_tokenizer(run.model), _context(run.model)
+    lessons = Lessons(config.data, make_reader(config, config.data, tokenizer, max_tokens), seed=config.seed)
+    backend = _make_backend(config, run, tokenizer)
+    exam = _make_exam(config, run, tokenizer, max_tokens)
+    last, score = config.train.num_steps, None
+    try:
+        for step in range(1, last + 1):
+            sums = backend.forward_backward(to_batch(lessons.batch(step - 1, config.train.batch_size)))
+            finished = backend.finish_step()
+            is_exam = exam is not None and config.eval is not None and (step == last or step % config.eval.every == 0)
+            if exam is not None and is_exam:
+                score = Score(exam.name, await exam.score(backend, step))
+            if on_step is not None:
+                on_step(SFTStep(step, sums.values()["loss"], finished["grad_norm"], score if is_exam else None))
+            if is_exam and _is_passed(config, score):
+                break
+    finally:
+        if exam is not None:
+            await exam.close()
+    return backend, step, score
+
+
+def _is_passed(config: SFTConfig, score: Score | None) -> bool:
+    stop_at = config.eval.stop_at if config.eval else None
+    return score is not None and stop_at is not None and score.value >= stop_at
 
 
 def _context(model: ModelConfig) -> int:
@@ -132,9 +188,3 @@ def _context(model: ModelConfig) -> int:
     config = json.loads((Path(model.path) / "config.json").read_text("utf-8"))
     longest = (config.get("text_config") or config).get("max_position_embeddings")
     return model.max_context or int(longest or 1 << 30)
-
-
-def to_batch(rows: Sequence[Learned]) -> TrainBatch:
-    """Conversations as the back end reads them; every one is a group of its own."""
-    tokens, mask = Ragged.pack([ids for ids, _ in rows]), Ragged.pack([mask for _, mask in rows])
-    return TrainBatch(tokens, mask, np.arange(len(rows), dtype=np.int64))

@@ -167,9 +167,14 @@ class TorchBackend:
         return Ragged(ids, batch.tokens.offsets), Ragged(logprobs, batch.tokens.offsets)
 
     def _micro_batches(self, batch: TrainBatch, groups: list[Group]) -> Iterator[MicroBatch]:
-        budget = self._config.train.max_tokens_per_micro_batch
-        for part in plan(groups, min(budget, _CPU_TOKENS) if self.device.type == "cpu" else budget):
+        for part in plan(groups, self._max_tokens):
             yield pack(batch.tokens, batch.loss_mask, part)
+
+    @property
+    def _max_tokens(self) -> int:
+        """Of a micro-batch."""
+        budget = self._config.train.max_tokens_per_micro_batch
+        return min(budget, _CPU_TOKENS) if self.device.type == "cpu" else budget
 
     def _logprobs(
         self, micro: MicroBatch, temperature: float, with_entropy: bool = True, others: Tensor | None = None

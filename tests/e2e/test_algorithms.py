@@ -112,7 +112,7 @@ def test_every_algorithm_runs_in_every_mode(configure: Callable[..., RunConfig],
     assert any("value_loss" in row for row in rows) == has_critic
     if has_critic:
         saved = next((Path(config.run.dir) / config.run.name).glob("**/critic/**/weights.safetensors"))
-        assert load_file(saved)["value_head.weight"].any(), "the critic has learned something"
+        assert load_file(saved)["score.weight"].any(), "the critic has learned something"
 
 
 @pytest.mark.parametrize("mode", ["colocate", "fully_async"])
@@ -128,7 +128,7 @@ def test_a_policy_waits_while_its_critic_warms_up(configure: Callable[..., RunCo
         after = load_file(folder / "checkpoints" / f"step_{step}" / "actor" / "weights.safetensors")
         assert all(torch.equal(before[name], tensor) for name, tensor in after.items()) is is_same
         place = folder / "checkpoints" / f"step_{step}" / "critic" if mode == "colocate" else folder / "critic" / f"step_{step}"
-        assert load_file(place / "weights.safetensors")["value_head.weight"].any()
+        assert load_file(place / "weights.safetensors")["score.weight"].any()
 
 
 @pytest.mark.parametrize("mode", ["colocate", "fully_async"])

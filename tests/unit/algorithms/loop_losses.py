@@ -21,6 +21,8 @@ def loop_loss(case, tokens):
     by_sample = [places for places in by_sample if places]
     if case.name == "sft":
         return -sum(tokens.logprobs[i] for i in range(num_tokens)) / num_tokens
+    if case.config is None:
+        return _scalar(case.name, tokens)
     per_token = _value if case.name == "value" else _policy
     terms = [per_token(case.config, tokens, places) for places in by_sample]
     if case.config.aggregation == "token_mean":
@@ -28,6 +30,17 @@ def loop_loss(case, tokens):
     if case.config.aggregation == "sequence_mean":
         return sum(sum(t) / len(t) for t in terms) / len(terms)
     return sum(sum(t) / BUDGET for t in terms) / len(terms)
+
+
+def _scalar(name, tokens):
+    v, targets = tokens.values, [float(target) for target in tokens.returns]
+    if name == "bradley_terry":
+        gaps = [v[i] - v[i + 1] - (targets[i] - targets[i + 1]) for i in range(0, len(v), 2)]
+        return sum((1 + (-gap).exp()).log() for gap in gaps) / len(gaps)
+    if name == "squared":
+        return sum((v[i] - y) ** 2 for i, y in enumerate(targets)) / len(v)
+    p = [1 / (1 + (-value).exp()) for value in v]
+    return -sum(y * q.log() + (1 - y) * (1 - q).log() for q, y in zip(p, targets, strict=True)) / len(v)
 
 
 def _value(config, tokens, places):

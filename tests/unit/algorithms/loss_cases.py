@@ -9,6 +9,7 @@ import torch
 
 from relax.algorithms.likelihood import Likelihood
 from relax.algorithms.objective import TrainedTokens, ValuedTokens
+from relax.algorithms.scalar_losses import SCALAR_LOSSES
 from relax.algorithms.table import ALGORITHMS, make_objective, make_value_loss
 from relax.config import algorithm as a
 from relax.config.algorithm import KLConfig
@@ -52,7 +53,9 @@ SETTINGS = {
         a.PPOConfig(aggregation="fixed_length"),
     ],
     "sft": [None],
+    **{name: [None] for name in SCALAR_LOSSES},
 }
+BESIDE = ("value", "sft", *SCALAR_LOSSES)  # the losses that no line of the table names
 
 
 @dataclass(frozen=True)
@@ -63,15 +66,19 @@ class Case:
     def make(self):
         if self.name == "sft":
             return Likelihood()
+        if self.name in SCALAR_LOSSES:
+            return SCALAR_LOSSES[self.name]()
         make = make_value_loss if self.name == "value" else make_objective
         return make(self.config, length_budget=BUDGET)
 
     def tokens(self, lengths, seed=0):
-        return (make_valued if self.name == "value" else make_tokens)(lengths, seed)
+        if self.name == "bradley_terry":
+            return make_valued([2 * length for length in lengths], seed)  # pairs
+        return (make_valued if self.name in ("value", *SCALAR_LOSSES) else make_tokens)(lengths, seed)
 
 
-CASES = [Case(name, config) for name in (*ALGORITHMS, "value", "sft") for config in SETTINGS[name]]
-POLICY_CASES = [case for case in CASES if case.name not in ("value", "sft")]
+CASES = [Case(name, config) for name in (*ALGORITHMS, *BESIDE) for config in SETTINGS[name]]
+POLICY_CASES = [case for case in CASES if case.name not in BESIDE]
 LEAVES = ("logprobs", "entropy", "top", "values")
 
 

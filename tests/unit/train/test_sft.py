@@ -11,12 +11,11 @@ import torch
 from relax.cli.sft import load_sft_config
 from relax.config.load import validate
 from relax.config.sft import SFTConfig
-from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.errors import ConfigError, DataError
 from relax.models.tiny import build_tiny_model
-from relax.train.conversations import Conversations
-from relax.train.sft import SFTStep, as_run, run_sft
+from relax.train.lessons import Lessons
+from relax.train.sft import Score, SFTStep, as_run, make_reader, run_sft
 
 torch.set_num_threads(1)
 
@@ -38,9 +37,9 @@ def make_config(folder: Path, out: Path, **sections: Any) -> SFTConfig:
     return validate(SFTConfig, raw | sections)
 
 
-def conversations(config: SFTConfig, folder: Path, max_tokens: int = 512) -> tuple[Conversations, Any]:
+def conversations(config: SFTConfig, folder: Path, max_tokens: int = 512) -> tuple[Lessons, Any]:
     tokenizer = load_tokenizer(as_run(config, folder).model)
-    return Conversations(config.data, Renderer(tokenizer, config.data), seed=0, max_tokens=max_tokens), tokenizer
+    return Lessons(config.data, make_reader(config, config.data, tokenizer, max_tokens), seed=0), tokenizer
 
 
 def write_rows(file: Path, *rows: Any) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def write_rows(file: Path, *rows: Any) -> dict[str, Any]:
 def test_only_the_assistants_tokens_are_learned_end_of_turn_included(folder: Path, tmp_path: Path) -> None:
     config = make_config(folder, tmp_path / "out")
     found, tokenizer = conversations(config, folder)
-    ids, mask = found.batch(0, 1)[0]
+    ((ids, mask, _),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids[mask == 0]).startswith("<|im_start|>user\n")
     learned = tokenizer.decode(ids[mask == 1])
     assert learned.endswith("<|im_end|>")
@@ -63,21 +62,77 @@ def test_every_turn_of_the_assistant_is_learned_from_chat_messages(folder: Path,
     turns = [("user", "hi"), ("assistant", "A"), ("user", "and?"), ("assistant", "B")]
     data = write_rows(tmp_path / "chat.jsonl", {"messages": [{"role": role, "content": text} for role, text in turns]})
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data | {"prompt_key": "messages"}), folder)
-    ids, mask = found.batch(0, 1)[0]
+    ((ids, mask, _),) = found.batch(0, 1)[0]
+    assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>B<|im_end|>"
+
+
+def said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
+    """Messages from (role, text) or (role, text with its own marks)."""
+    return [{"role": role} | (text if isinstance(text, dict) else {"content": text}) for role, text in turns]
+
+
+@pytest.mark.parametrize(
+    ("loss_on", "marks", "learned"),
+    [
+        ("assistant", ({}, {}), "A<|im_end|>B<|im_end|>"),
+        ("last", ({}, {}), "B<|im_end|>"),
+        ("assistant", ({"train": False}, {}), "B<|im_end|>"),
+        ("assistant", ({}, {"weight": 0}), "A<|im_end|>"),
+        ("last", ({"weight": 1}, {"train": False}), "A<|im_end|>"),
+    ],
+)
+def test_the_task_or_the_message_says_which_turns_are_learned(
+    loss_on: str, marks: Any, learned: str, folder: Path, tmp_path: Path
+) -> None:
+    chat = said(
+        ("system", "S"), ("user", "hi"), ("assistant", {"content": "A"} | marks[0]), ("tool", "42"),
+        ("assistant", {"content": "B"} | marks[1]),
+    )  # fmt: skip
+    data = write_rows(tmp_path / "chat.jsonl", {"prompt": chat})
+    found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data, task={"loss_on": loss_on}), folder)
+    ((ids, mask, _),) = found.batch(0, 1)[0]
+    assert tokenizer.decode(ids[mask == 1]) == learned
+    plain = [{"role": message["role"], "content": message["content"]} for message in chat]
+    assert ids.tolist() == tokenizer.apply_chat_template(plain, return_dict=False), "marks are not rendered"
+
+
+def test_a_template_may_rewrite_turns_that_are_not_learned(folder: Path, tmp_path: Path) -> None:
+    """As those of reasoning models, which leave earlier thoughts out."""
+    chat = said(("user", "hi"), ("assistant", "<think>long</think>A"), ("user", "and?"), ("assistant", "<think>x</think>B"))
+    data = write_rows(tmp_path / "chat.jsonl", {"prompt": chat})
+    config = make_config(folder, tmp_path / "out", data=data, task={"loss_on": "last"})
+    tokenizer = load_tokenizer(as_run(config, folder).model)
+    last = "message.content if loop.last else message.content.split('</think>')[-1]"
+    tokenizer.chat_template = tokenizer.chat_template.replace("{{ message.content }}", "{{ " + last + " }}")
+    ((ids, mask, _),) = Lessons(config.data, make_reader(config, config.data, tokenizer, 512), seed=0).row(0)
+    assert tokenizer.decode(ids[mask == 1]) == "<think>x</think>B<|im_end|>"
+    assert "long" not in tokenizer.decode(ids)
+    every = make_config(folder, tmp_path / "out", data=data)
+    with pytest.raises(DataError, match="use one row for each assistant turn"):
+        Lessons(every.data, make_reader(every, every.data, tokenizer, 512), seed=0)
+
+
+def test_rows_of_other_tools_are_read_by_the_names_of_their_columns(folder: Path, tmp_path: Path) -> None:
+    turns = [("system", "S"), ("human", "hi"), ("gpt", "A"), ("human", "and?"), ("gpt", "B")]
+    row = {"conversations": [{"from": speaker, "value": text} for speaker, text in turns]}
+    data = write_rows(tmp_path / "chat.jsonl", row) | {"prompt_key": "conversations"}
+    found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data), folder)
+    ((ids, mask, _),) = found.batch(0, 1)[0]
+    assert tokenizer.decode(ids).startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi")
     assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>B<|im_end|>"
 
 
 def test_plain_text_prompts_are_continued_without_a_template(folder: Path, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "plain.jsonl", {"prompt": "1+1", "answer": "=2"}) | {"chat_template": False}
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data), folder)
-    ids, mask = found.batch(0, 1)[0]
+    ((ids, mask, _),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids) == "1+1=2<|im_end|>"
     assert tokenizer.decode(ids[mask == 1]) == "=2<|im_end|>"
 
 
 def test_an_epoch_gives_every_row_once_and_the_next_one_another_order(folder: Path, tmp_path: Path) -> None:
     found, _ = conversations(make_config(folder, tmp_path / "out"), folder)
-    epochs = [[ids.tobytes() for step in range(16) for ids, _ in found.batch(epoch * 16 + step, 4)] for epoch in (0, 1, 0)]
+    epochs = [[row[0].ids.tobytes() for step in range(16) for row in found.batch(epoch * 16 + step, 4)] for epoch in (0, 1, 0)]
     assert sorted(epochs[0]) == sorted(epochs[1])
     assert epochs[0] != epochs[1]
     assert epochs[0] == epochs[2]
@@ -91,6 +146,9 @@ def test_an_epoch_gives_every_row_once_and_the_next_one_another_order(folder: Pa
         ({"prompt": [{"role": "robot", "content": "x"}, {"role": "assistant", "content": "y"}]}, "robot"),
         ({"question": "1+1", "answer": "2"}, "no column 'prompt'"),
         ({"prompt": "1+" * 400, "answer": "2"}, "context is 512"),
+        ({"prompt": said(("user", {"content": "x", "train": True}), ("assistant", "y"))}, "only turns of the assistant"),
+        ({"prompt": said(("user", "x"), ("assistant", {"content": "y", "weight": 0.5}))}, "weight = 0.5"),
+        ({"prompt": said(("user", "x"), ("assistant", {"content": "y", "train": False}))}, "no assistant message to learn"),
     ],
 )
 def test_a_row_that_cannot_be_learned_is_named_by_its_line(row: Any, message: str, folder: Path, tmp_path: Path) -> None:
@@ -107,22 +165,29 @@ def test_training_lowers_the_loss_and_the_folder_loads_with_its_tokenizer(folder
     steps: list[SFTStep] = []
     config = make_config(folder, tmp_path / "out", train={"num_steps": 30, "batch_size": 8, "lr": 1e-2})
     result = run_sft(config, on_step=steps.append)
-    assert (result.step, result.reward, len(steps)) == (30, None, 30)
+    assert (result.step, result.score, len(steps)) == (30, None, 30)
     assert np.mean([s.loss for s in steps[-5:]]) < 0.6 * steps[0].loss
     assert AutoTokenizer.from_pretrained(result.path).chat_template
     assert AutoModelForCausalLM.from_pretrained(result.path).config.model_type == "qwen3"
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_first_loss_is_the_negative_log_likelihood_of_transformers_own_forward(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss_on", ["assistant", "last"])
+def test_the_first_loss_is_that_of_transformers_own_forward_on_one_conversation_after_another(
+    loss_on: str, folder: Path, tmp_path: Path
+) -> None:
+    """What is packed with others sees none of them."""
     from transformers import AutoModelForCausalLM
 
-    config = make_config(folder, tmp_path / "out", train={"num_steps": 1, "batch_size": 4})
+    rows = [{"prompt": said(*[(("user", "assistant")[n % 2], f"{row} {n}") for n in range(2 * row + 2)])} for row in range(4)]
+    data = write_rows(tmp_path / "chat.jsonl", *rows) | {"shuffle": False}
+    train = {"num_steps": 1, "batch_size": 4, "max_tokens_per_micro_batch": 100}
+    config = make_config(folder, tmp_path / "out", data=data, train=train, task={"loss_on": loss_on})
     steps: list[SFTStep] = []
     run_sft(config, on_step=steps.append)
     model = AutoModelForCausalLM.from_pretrained(folder)
     total, count = 0.0, 0
-    for ids, mask in conversations(config, folder)[0].batch(0, 4):
+    for ((ids, mask, _),) in conversations(config, folder)[0].batch(0, 4):
         tokens = torch.from_numpy(ids.astype(np.int64))
         with torch.no_grad():
             logprobs = torch.log_softmax(model(tokens[None]).logits[0, :-1].double(), -1)
@@ -186,8 +251,8 @@ def test_training_ends_as_soon_as_the_exam_is_passed(folder: Path, tmp_path: Pat
     sections = {"eval": exam, "reward": {"type": "format", "pattern": ".*"}, "train": {"num_steps": 9, "batch_size": 2}}
     steps: list[SFTStep] = []
     result = run_sft(make_config(folder, tmp_path / "out", **sections), on_step=steps.append)
-    assert (result.step, result.reward) == (2, 1.0)
-    assert [step.reward for step in steps] == [None, 1.0]
+    assert (result.step, result.score) == (2, Score("reward", 1.0))
+    assert [step.score for step in steps] == [None, Score("reward", 1.0)]
 
 
 def test_the_demos_file_loads(monkeypatch: pytest.MonkeyPatch) -> None:

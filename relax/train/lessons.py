@@ -1,0 +1,115 @@
+"""The rows of a data section as something to learn from, in an order that a seed fixes.
+
+row of a file, or made -> a task reads it: one sequence, or two that are compared -> a step's batch for the back end
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from relax.config.data import DataConfig, FileDataConfig, GeneratorDataConfig, ReasoningGymDataConfig
+from relax.data.files import read_files
+from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
+from relax.data.rows import BadRow
+from relax.errors import DataError
+from relax.train.backend import TrainBatch
+from relax.types import IntArray, MaskArray, Ragged
+
+
+class Learned(NamedTuple):
+    """A sequence: ids `[T]` int32, mask `[T]` uint8 that is 1 on the tokens to learn, and what a scalar head learns there."""
+
+    ids: IntArray
+    mask: MaskArray
+    target: float = 0.0
+
+
+Lesson = tuple[Learned, ...]
+ReadLesson = Callable[[Any, str], Lesson]
+
+
+class Lessons:
+    """Lessons of `data`, each made by `read(row, key)`, which raises `BadRow` or `DataError` for a row that teaches nothing.
+
+    Rows of files are read at once, those that are made when they are asked for. Raises `DataError` with the row's place, unless
+    `data.on_bad_row` is "skip": then the row is left out and counted; one that is made is replaced by the next good one.
+    """
+
+    def __init__(self, data: DataConfig, read: ReadLesson, *, seed: int) -> None:
+        self._data, self._read, self._seed = data, read, seed
+        self._rows: list[Lesson] = []
+        self._bad: set[str] = set()
+        if isinstance(data, FileDataConfig):
+            self._read_file(data)
+            self._size = len(self._rows)
+        else:
+            self._make, self._name, self._size = *_maker(data), data.size
+        self._order = np.arange(self._size)
+        self._epoch = -1
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def num_skipped(self) -> int:
+        """Bad rows that were left out so far."""
+        return len(self._bad)
+
+    def batch(self, step: int, size: int) -> list[Lesson]:
+        """The `size` lessons of step `step`, from 0; every epoch gives each row once."""
+        return [self._number(step * size + index) for index in range(size)]
+
+    def row(self, index: int) -> Lesson:
+        """Row `index` in the order of the data."""
+        if isinstance(self._data, FileDataConfig):
+            return self._rows[index]
+        for candidate in itertools.chain(range(index, self._size), range(index)):
+            place = f"{self._name}, row {candidate}"
+            try:
+                return self._read(self._make(candidate), place)
+            except (BadRow, DataError) as bad:
+                self._refuse(place, bad)
+        raise DataError(f"{self._name}: all {self._size} rows are bad")
+
+    def _number(self, number: int) -> Lesson:
+        epoch, place = divmod(number, self._size)
+        if self._data.shuffle and epoch != self._epoch:
+            self._order = np.random.default_rng([abs(self._seed), epoch]).permutation(self._size)
+            self._epoch = epoch
+        return self.row(int(self._order[place]))
+
+    def _read_file(self, data: FileDataConfig) -> None:
+        for place, key, raw in read_files(Path(data.path)):
+            try:
+                if isinstance(raw, BadRow):
+                    raise raw
+                self._rows.append(self._read(raw, key))
+            except (BadRow, DataError) as bad:
+                self._refuse(place, bad)
+        if not self._rows:
+            why = f"all {self.num_skipped} rows are bad" if self._bad else "there are no rows in it"
+            raise DataError(f"data.path = {data.path!r}: {why}")
+
+    def _refuse(self, place: str, bad: Exception) -> None:
+        if self._data.on_bad_row == "error":
+            raise DataError(f'{place}: {bad}; data.on_bad_row = "skip" leaves such rows out') from bad
+        self._bad.add(place)
+
+
+def _maker(data: ReasoningGymDataConfig | GeneratorDataConfig) -> tuple[MakeRow, str]:
+    """What makes rows, and its name for people."""
+    if isinstance(data, ReasoningGymDataConfig):
+        return reasoning_gym_rows(data), f"data.task = {data.task!r}"
+    return generator_rows(data), f"data.path = {data.path!r}"
+
+
+def to_batch(lessons: Sequence[Lesson]) -> TrainBatch:
+    """Lessons as the back end reads them; each is a group, whose common beginning is computed once. The targets stand in
+    `returns`, at every token to learn."""
+    rows = [learned for lesson in lessons for learned in lesson]
+    tokens, mask = Ragged.pack([row.ids for row in rows]), Ragged.pack([row.mask for row in rows])
+    returns = Ragged.pack([np.full(len(row.ids), row.target, np.float32) for row in rows])
+    return TrainBatch(tokens, mask, np.repeat(np.arange(len(lessons)), [len(lesson) for lesson in lessons]), returns=returns)
