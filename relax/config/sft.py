@@ -91,8 +91,8 @@ class SFTTrainConfig(Section):
 
 
 class SFTEvalConfig(EvalConfig):
-    """Held-out evaluation. A policy answers prompts, and the mean reward counts; with a reward model it is the share of pairs it
-    is right about; where numbers are learned, their correlation with what the model says."""
+    """Held-out evaluation. A policy answers prompts, and the mean reward counts; with a reward model the share of pairs that it
+    gets right; where numbers are learned, their correlation with what the model says."""
 
     every: int = Field(50, ge=1)
     """Evaluate every so many steps, and after the last one."""
