@@ -4,3 +4,7 @@ Importing the package is light: neither torch nor ray is loaded before something
 """
 
 __version__ = "0.1.0"
+
+from relax.torchvision_on_cpu import watch_for_import
+
+watch_for_import()  # here, so that it is done before anything can import transformers and, with it, torchvision

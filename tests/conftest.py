@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import relax  # noqa: F401 - before test files import transformers, and with it torchvision
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
