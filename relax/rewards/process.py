@@ -1,25 +1,19 @@
-"""One reward worker, seen from its parent: start, send, receive, kill.
-
-Not `multiprocessing`: a fork would inherit torch and ray, and a spawn runs the main script again, which need not have a
-guard.
-"""
+"""One reward worker, seen from its parent: start, send, receive, kill."""
 
 import asyncio
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import relax
+from relax.child import end_child, start_child
 from relax.config.reward import FunctionRewardConfig, RewardConfig
 from relax.errors import ConfigError, RewardError
 from relax.rewards.services import as_environment
@@ -83,7 +77,7 @@ class WorkerProcess:
             progress = mmap.mmap(shared.fileno(), PROGRESS.size)
             fds = (theirs.fileno(), life_read, shared.fileno())
             try:
-                process = await asyncio.to_thread(_popen, fds, as_environment(services or {}))
+                process = await asyncio.to_thread(start_child, "relax.rewards.worker", fds, as_environment(services or {}))
             except BaseException as error:  # cancelled: a worker that was started all the same sees the closed ends, and ends
                 os.close(life_write)
                 ours.close()
@@ -149,7 +143,7 @@ class WorkerProcess:
             self._next.cancel()
             self._next = None
         if self._life_fd >= 0:
-            with_exit = await asyncio.to_thread(_wait_exit, self._process)
+            with_exit = await asyncio.to_thread(end_child, self._process)
             os.close(self._life_fd)
             self._life_fd = -1
             self._ended = with_exit
@@ -168,30 +162,3 @@ def _named(configs: Sequence[RewardConfig]) -> str:
     """The rewards, those that can be at fault first: only functions run code of the user's while they are imported."""
     paths = [config.path for config in configs if isinstance(config, FunctionRewardConfig)]
     return f"reward.path = {paths[0]!r}" if paths else f"reward.type = {configs[0].type!r}"
-
-
-def _popen(fds: tuple[int, int, int], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    root = str(Path(relax.__file__).parent.parent)
-    paths = os.pathsep.join(path for path in [root, os.environ.get("PYTHONPATH", "")] if path)
-    return subprocess.Popen(
-        # -P: a file math.py or random.py in the working directory must not hide Python's own
-        [sys.executable, "-P", "-m", "relax.rewards.worker", *map(str, fds)],
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a group of its own: what a reward starts is killed with it, and Ctrl-C is the parent's
-        env={**os.environ, **environment, "PYTHONPATH": paths, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-    )
-
-
-def _wait_exit(process: subprocess.Popen[bytes]) -> str:
-    """Kills the worker's process group, unless the worker has already ended by itself; reaps it."""
-    try:
-        process.wait(0.05)  # a worker that closed its end is about to exit: how is worth knowing
-    except subprocess.TimeoutExpired:
-        pass
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    code = process.wait()
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -9,13 +9,10 @@ disturb the frames.
 """
 
 import asyncio
-import fcntl
 import mmap
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from relax.child import die_with_parent
 from relax.config.reward import RewardConfig
 from relax.errors import ConfigError, RelaxError
 from relax.rewards.result import read_return_value
@@ -74,21 +72,6 @@ def main(argv: list[str]) -> None:
             return
     channel.sendall(pack(Ready([Kind(scorer.is_async, scorer.per_group, scorer.note) for scorer in scorers])))
     Worker(channel, progress, scorers, time_limit_s).run()
-
-
-def die_with_parent(life_fd: int) -> None:
-    """The parent holds the other end of this pipe. On Linux the kernel kills the process group when it closes, even inside
-    a C function that never returns; elsewhere a thread does, as soon as it gets to run."""
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(life_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
-
-    def watch() -> None:
-        os.read(life_fd, 1)  # nothing is ever written: this returns at its end
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 class Worker:

@@ -12,7 +12,7 @@ import pytest
 
 # A package may import from its own layer and from those before it.
 LAYERS = (
-    ("types", "errors", "clock", "torchvision_on_cpu"),
+    ("types", "errors", "clock", "child", "torchvision_on_cpu"),
     ("config",),
     ("algorithms", "rewards", "envs", "data", "observe"),
     ("bus", "weights"),
