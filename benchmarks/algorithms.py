@@ -69,7 +69,7 @@ def train(algorithm: str, mode: str, folder: Path, args: argparse.Namespace) -> 
         f"train.lr={args.lr}",
         "train.schedule=constant",
     ]
-    name = f"{mode}-{algorithm}".replace(", ", "-")
+    name = f"{mode}-{algorithm}".replace(",", "").replace(" ", "-")
     rows = runs.train(folder, name, overrides + ALGORITHMS[algorithm])
     return [float(row["reward/mean"]) for row in rows]
 
