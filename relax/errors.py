@@ -26,6 +26,21 @@ class RewardError(RelaxError):
     """A reward function raised, returned something that is not a number, or ran past its time limit."""
 
 
+class ServerError(RelaxError):
+    """A server of somebody else's refused a request, or gave an answer that cannot be used.
+
+    `may_pass`: a later request may succeed; this one was repeated as often as is allowed.
+    """
+
+    def __init__(self, text: str, *, may_pass: bool = False) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
+
+
+class TeacherError(RelaxError):
+    """A teacher behind a server has answered nothing for so long that the run cannot go on."""
+
+
 class EnvError(RelaxError):
     """An environment failed while it reset, stepped or formatted an observation."""
 

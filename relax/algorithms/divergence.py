@@ -14,6 +14,7 @@ from relax.algorithms.objective import TrainedTokens
 from relax.algorithms.policy import PolicyObjective, Surrogate
 from relax.config.algorithm import OPDFullConfig
 
+_NOTHING = -1e4  # the log of a probability that is 0 in any precision, and finite
 _LEAST = 1e-8  # of the rest bucket: rounding may leave nothing, or less
 
 
@@ -29,7 +30,8 @@ class Divergence(PolicyObjective):
     def surrogate(self, tokens: TrainedTokens, old: Tensor, advantages: Tensor) -> Surrogate:
         assert tokens.top is not None, "no log-probs of the teacher's tokens"
         assert tokens.top_teacher is not None, "no top-k log-probs of a teacher"
-        student, teacher = with_rest(tokens.top), with_rest(tokens.top_teacher)
+        empty = tokens.top_teacher.isneginf()  # a token that the policy has not: it belongs to the bucket
+        student, teacher = (with_rest(top.masked_fill(empty, _NOTHING)) for top in (tokens.top, tokens.top_teacher))
         return Surrogate(divergence(self._config.divergence, student, teacher, self._config.js_weight))
 
 

@@ -65,7 +65,9 @@ class PolicyObjective:
             _advantage_metrics(out, advantages)
         current = tokens.logprobs.detach()
         if tokens.teacher is not None:
-            out.sums["teacher_kl"] = ((current - tokens.teacher).sum(), float(current.numel()))
+            # of the policy that sampled: for another one, these tokens are no sample
+            sampled = current if tokens.rollout is None else tokens.rollout
+            out.sums["teacher_kl"] = ((sampled - tokens.teacher).sum(), float(current.numel()))
         if tokens.rollout is not None:
             _mismatch_metrics(out, old if self._common.old_logprobs == "recompute" else current, tokens.rollout)
         return out

@@ -22,16 +22,17 @@ from relax.models.folder import ModelFolder, read_model_folder
 from relax.roles.topology import takes_turns
 
 
-def check(path: str | Path, overrides: Sequence[str] = ()) -> CheckReport:
-    """Everything that can be said about a run file without starting it. A file that does not load is a finding as well."""
+def check(path: str | Path, overrides: Sequence[str] = (), *, ask_teacher: bool = False) -> CheckReport:
+    """Everything that can be said about a run file without starting it. A file that does not load is a finding as well.
+    `ask_teacher`: a teacher behind a server is asked about a few tokens."""
     try:
         config = load_config(path, overrides)
     except RelaxError as failure:
         return gather(str(path), [error(str(path), _other_kind(Path(path)) or str(failure))])
-    return check_config(config, str(path))
+    return check_config(config, str(path), ask_teacher=ask_teacher)
 
 
-def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
+def check_config(config: RunConfig, source: str | None = None, *, ask_teacher: bool = False) -> CheckReport:
     """The same for a configuration that is loaded already; `source` names it in the report."""
     model: ModelFolder | None = None
     model_findings: list[Finding] = []
@@ -44,7 +45,7 @@ def check_config(config: RunConfig, source: str | None = None) -> CheckReport:
         source or config.run.name,
         setting_findings(config),
         model_findings,
-        other_model_findings(config, model),
+        other_model_findings(config, model, ask_teacher=ask_teacher),
         data_findings(config, config.data, "data", model),
         data_findings(config, config.eval.data, "eval.data", model) if config.eval else (),
         reward_findings(config),

@@ -11,12 +11,13 @@ from relax.cli.memory import longest_sample
 from relax.config import RunConfig
 from relax.config.algorithm import OPDFullConfig, needs_teacher
 from relax.config.model import ModelConfig
-from relax.errors import ModelError
+from relax.errors import ConfigError, ModelError
 from relax.models.folder import ModelFolder, read_model_folder
 
 
-def other_model_findings(config: RunConfig, policy: ModelFolder | None) -> Iterator[Finding]:
-    """On critic and teacher, where the algorithm has them, and on settings of those that it has not."""
+def other_model_findings(config: RunConfig, policy: ModelFolder | None, *, ask_teacher: bool = False) -> Iterator[Finding]:
+    """On critic and teacher, where the algorithm has them, and on settings of those that it has not. `ask_teacher`: the server
+    of a teacher is asked about a few tokens; else nothing is connected to."""
     algorithm, critic, teacher = config.algorithm, config.critic, config.teacher
     if not has_critic(algorithm):
         for name in sorted(critic.model_fields_set):
@@ -28,9 +29,28 @@ def other_model_findings(config: RunConfig, policy: ModelFolder | None) -> Itera
     if has_critic(algorithm) and critic.model is not None:
         yield from _model(config, "critic.model.path", critic.model, policy)
     if teacher is not None and needs_teacher(algorithm):
-        yield from _model(config, "teacher.model.path", teacher.model, policy)
+        if teacher.model is not None:
+            yield from _model(config, "teacher.model.path", teacher.model, policy)
+        elif policy is not None:
+            yield _server(config, ask_teacher=ask_teacher)
     elif teacher is not None:
         yield warning("teacher", f'has no effect with algorithm.type = "{algorithm.type}", which has no teacher')
+
+
+def _server(config: RunConfig, *, ask_teacher: bool) -> Finding:
+    assert config.teacher is not None
+    assert config.teacher.server is not None
+    url = config.teacher.server.url
+    if not ask_teacher:
+        return ok("teacher.server.url", f"{url} is asked when the run starts; relax check --ask-teacher asks it now")
+    # here, since it brings the client of a server along, which hardly any check needs
+    from relax.roles.served_teacher import ServedTeacher
+
+    try:
+        ServedTeacher(config).load()
+    except ConfigError as failure:
+        return error("teacher.server", str(failure))
+    return ok("teacher.server.url", f"{url} tells log-probs of the policy's tokens, each in its place")
 
 
 def _model(config: RunConfig, key: str, model: ModelConfig, policy: ModelFolder | None) -> Iterator[Finding]:

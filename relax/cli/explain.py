@@ -9,6 +9,7 @@ from relax.cli.memory import human_bytes, longest_sample, max_groups_ahead, memo
 from relax.config import RunConfig
 from relax.config.algorithm import needs_teacher
 from relax.config.data import DataConfig
+from relax.config.teacher import TeacherConfig
 from relax.errors import ModelError
 from relax.models.folder import ModelFolder, read_model_folder
 from relax.roles.topology import RoleSpec, engine_devices, engine_names, in_actor, role_specs, takes_turns
@@ -163,11 +164,22 @@ def _learning(config: RunConfig) -> Rows:
     if has_critic(algorithm):
         yield "critic", _critic(config)
     if config.teacher is not None and needs_teacher(algorithm):
-        yield "teacher", config.teacher.model.path
+        yield "teacher", _teacher(config.teacher)
     yield (
         "optimizer",
         f"AdamW, betas {train.betas[0]:g} and {train.betas[1]:g}, weight decay {train.weight_decay:g}, "
         + (f"gradient norm cut at {train.grad_clip:g}"),
+    )
+
+
+def _teacher(teacher: TeacherConfig) -> str:
+    if teacher.model is not None:
+        return teacher.model.path
+    server = teacher.server
+    assert server is not None
+    return (
+        f"{server.url} ({server.protocol}), {server.max_requests} requests at once; a sample without an answer in "
+        f"{server.time_limit_s:g} s is left out, {server.max_failed_in_a_row} of them in a row end the run"
     )
 
 

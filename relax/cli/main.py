@@ -76,11 +76,15 @@ def evaluate(
 
 
 @app.command()
-def check(run_file: RunFile, overrides: Overrides = None) -> None:
+def check(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    ask_teacher: Annotated[bool, typer.Option(help="Ask a teacher behind a server about a few tokens.")] = False,
+) -> None:
     """Validate a run file, its model and its data without starting anything."""
     from relax.cli.check import check as run
 
-    report = run(run_file, list(overrides or []))
+    report = run(run_file, list(overrides or []), ask_teacher=ask_teacher)
     typer.echo(report.render())
     raise typer.Exit(report.exit_code)
 

@@ -54,7 +54,7 @@ def _others(config: RunConfig, policy: ModelFolder) -> dict[str, int]:
     if "critic" in makers:
         num_params, width = _size(config.critic.model or config.model, policy)
         parts["critic: weights, gradients, AdamW"] = num_params * (2 * width + _ADAM_BYTES)
-    if "teacher" in makers and config.teacher is not None:
+    if "teacher" in makers and config.teacher is not None and config.teacher.model is not None:
         num_params, width = _size(config.teacher.model, policy)
         parts["teacher: weights"] = num_params * width
     return parts

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from relax.config.algorithm import AlgorithmConfig, GRPOConfig, fault_when_stale, needs_teacher, with_preset
+from relax.config.algorithm import AlgorithmConfig, GRPOConfig, OPDFullConfig, fault_when_stale, needs_teacher, with_preset
 from relax.config.base import Section
 from relax.config.critic import CriticConfig
 from relax.config.data import DataConfig, EvalConfig
@@ -79,8 +79,11 @@ class RunConfig(Section):
         rollout, algorithm = self.rollout, self.algorithm
         if self.teacher is None and needs_teacher(algorithm):
             raise ValueError(
-                f'algorithm.type = "{algorithm.type}" learns from a teacher: set teacher.model.path to the folder of its model'
+                f'algorithm.type = "{algorithm.type}" learns from a teacher: set teacher.model.path to the folder of its '
+                "model, or teacher.server.url to a server that holds it"
             )
+        if self.teacher is not None and needs_teacher(algorithm) and (fault := _fault_of_server(self)):
+            raise ValueError(fault)
         if rollout.top_p != 1.0 or rollout.top_k != 0:
             raise ValueError(
                 "rollout.top_p and rollout.top_k change the sampling distribution, which the trainer does not replay yet: "
@@ -114,3 +117,21 @@ class RunConfig(Section):
                 f"rollout.group_size = {rollout.group_size}: {algorithm.type} compares the members of a group: use at least 2"
             )
         return self
+
+
+def _fault_of_server(config: RunConfig) -> str | None:
+    """What a teacher behind a server cannot tell this run, and what would be right; none when nothing is wrong."""
+    server = config.teacher.server if config.teacher is not None else None
+    if server is None:
+        return None
+    if config.rollout.temperature != 1.0:
+        return (
+            f"rollout.temperature = {config.rollout.temperature:g}: servers tell the log-probs of a prompt at temperature 1, "
+            "which nothing turns into those at another: use rollout.temperature = 1.0, or teacher.model.path"
+        )
+    if server.protocol == "openai" and isinstance(config.algorithm, OPDFullConfig):
+        return (
+            'teacher.server.protocol = "openai" names the likeliest tokens by their text, which several may share: use '
+            '"vllm" or "sglang", or algorithm.type = "opd"'
+        )
+    return None

@@ -11,30 +11,25 @@ no zeros: such responses have no reward.
 import asyncio
 import json
 import os
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
-
 from relax.config.reward import RemoteRewardConfig
 from relax.errors import ConfigError, RewardError
+from relax.rewards.http import in_words, open_session, post
 from relax.rewards.table import Scorer
 
 COLLECT_S = 0.002  # calls that come together become one request
-MAX_ANSWER_BYTES = 64 << 20
-REPEATED = frozenset({408, 425, 429, 500, 502, 503, 504})
-LONGEST_BACKOFF_S = 30.0
 
 
 def make_remote(config: RemoteRewardConfig) -> Scorer:
     """What the server says of each response. Raises `ConfigError` when the token's environment variable is not set."""
     if config.token_env is not None and not os.environ.get(config.token_env):
         raise ConfigError(f"reward.token_env = {config.token_env!r}: this environment variable is not set")
-    return Scorer(_Remote(config).score, is_async=True)
+    return Scorer(Remote(config).score, is_async=True)
 
 
-class _Remote:
+class Remote:
     """Collects calls into batches. One event loop uses it."""
 
     def __init__(self, config: RemoteRewardConfig) -> None:
@@ -42,7 +37,6 @@ class _Remote:
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
         self._slots = asyncio.Semaphore(config.max_requests)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._jitter = random.Random(os.getpid())
 
     async def score(self, prompt: Any, response: str, answer: Any, metadata: dict[str, Any]) -> Any:
         """The server's verdict on one response. Raises `RewardError` when there is none."""
@@ -78,38 +72,11 @@ class _Remote:
                     future.set_exception(RewardError(f"{self._config.url}: {_said(error)}"))
 
     async def _ask(self, items: Sequence[dict[str, Any]]) -> list[Any]:
-        config, headers = self._config, dict(self._config.headers)
-        if config.token_env is not None:
-            headers["Authorization"] = f"Bearer {os.environ[config.token_env]}"
-        limit = aiohttp.ClientTimeout(total=config.request_time_limit_s)
-        # A session for each batch: connections that a server closed meanwhile are no errors then.
-        async with aiohttp.ClientSession(timeout=limit, headers=headers) as session:
-            for attempt in range(config.retries + 1):
-                is_last = attempt == config.retries
-                wait_s = min(config.backoff_s * 2**attempt, LONGEST_BACKOFF_S) * self._jitter.uniform(0.75, 1.25)
-                try:
-                    async with session.post(config.url, json={"items": list(items)}, allow_redirects=False) as answer:
-                        body = await _body(answer)
-                        if answer.status == 200:
-                            return _verdicts(body, len(items))
-                        if is_last or answer.status not in REPEATED:
-                            text = body[:200].decode("utf-8", "replace").strip()
-                            raise RewardError(f"it answered {answer.status} {answer.reason}: {text}")
-                        wait_s = _retry_after(answer.headers.get("Retry-After"), wait_s)
-                except (aiohttp.ClientError, TimeoutError, OSError):
-                    if is_last:
-                        raise
-                await asyncio.sleep(wait_s)
-        raise AssertionError("the last attempt returns or raises")
-
-
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in answer.content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise RewardError(f"it answered with more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
+        config = self._config
+        async with open_session(config.headers, config.token_env, config.request_time_limit_s) as session:
+            content = {"items": list(items)}
+            body = await post(session, config.url, content, retries=config.retries, backoff_s=config.backoff_s)
+        return _verdicts(body, len(items))
 
 
 def _verdicts(body: bytes, count: int) -> list[Any]:
@@ -134,16 +101,5 @@ def _read(verdict: Any) -> Any:
     return {name: value for name, value in verdict.items() if name != "error"} if isinstance(verdict, Mapping) else verdict
 
 
-def _retry_after(text: str | None, otherwise_s: float) -> float:
-    try:
-        return min(max(float(text or ""), 0.0), LONGEST_BACKOFF_S)
-    except ValueError:
-        return otherwise_s  # a date, or nothing
-
-
 def _said(error: Exception) -> str:
-    if isinstance(error, RewardError):
-        return str(error)
-    if isinstance(error, TimeoutError):
-        return "no answer in reward.request_time_limit_s"
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RewardError) else in_words(error, "reward.request_time_limit_s")

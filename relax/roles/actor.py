@@ -24,7 +24,7 @@ from relax.config.run import RunConfig
 from relax.errors import WaitTimeout
 from relax.roles.columns import ColumnMaker
 from relax.roles.role import MakeBackend, Role
-from relax.roles.rows import Rows
+from relax.roles.rows import Rows, taught
 from relax.roles.step_metrics import StepMetrics
 from relax.roles.topology import actor_claims, actor_columns, takes_turns
 from relax.train.backend import TrainBackend, TrainBatch
@@ -100,6 +100,8 @@ class Actor(Role):
         await self.bus.emit({"kind": "done", "step": self.step})
 
     async def stop(self) -> None:
+        for maker in self._inside:
+            maker.stop()
         for task in self._publications:
             task.cancel()
         await asyncio.gather(*self._publications, return_exceptions=True)
@@ -166,7 +168,7 @@ class Actor(Role):
             rows = rows.masked_before(last_update - self.config.rollout.max_staleness)
         for maker in self._inside:
             rows.columns.update(maker.make(rows.columns, rows.group_ids))
-        return rows
+        return Rows(taught(rows.columns), rows.group_ids)
 
     def _train_on(self, rows: Rows, metrics: StepMetrics) -> TrainBatch:
         batch = rows.to_batch()

@@ -9,6 +9,7 @@ from relax.algorithms.advantages import advantages
 from relax.algorithms.table import estimator_columns, made_columns
 from relax.config.run import RunConfig
 from relax.roles.columns import ColumnMaker
+from relax.roles.rows import taught
 from relax.types import Column
 
 
@@ -23,4 +24,4 @@ class Advantages(ColumnMaker):
         self.needs = ("reward", "loss_mask", "num_sampled", *estimator_columns(config.algorithm))
 
     def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
-        return advantages(self._algorithm, columns, group_ids=group_ids, length_budget=self._longest)
+        return advantages(self._algorithm, taught(columns), group_ids=group_ids, length_budget=self._longest)

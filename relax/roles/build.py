@@ -18,6 +18,7 @@ from relax.roles.critic import Critic, CriticRole, MakeCritic
 from relax.roles.logprobs import CurrentPolicy, PublishedPolicy, Reference, SwappedReference
 from relax.roles.role import MakeBackend, Role
 from relax.roles.rollout import Rollout
+from relax.roles.served_teacher import ServedTeacher
 from relax.roles.teacher import Teacher
 from relax.roles.topology import in_actor
 from relax.train.backend import TrainBackend, ValueBackend
@@ -127,8 +128,15 @@ def make_column_maker(name: str, config: RunConfig, run_dir: Path, first_step: i
         case "actor_fwd":
             return PublishedPolicy(config, make_backend)
         case "teacher":
-            return Teacher(config, make_backend)
+            return make_teacher(config, make_backend)
     raise AssertionError(f"no role is called {name!r}")
+
+
+def make_teacher(config: RunConfig, make_backend: MakeBackend) -> ColumnMaker:
+    """The teacher, loaded here or behind a server."""
+    if config.teacher is not None and config.teacher.server is not None:
+        return ServedTeacher(config)
+    return Teacher(config, make_backend)
 
 
 def make_inside(
@@ -142,7 +150,7 @@ def make_inside(
     makers: dict[str, Callable[[], ColumnMaker]] = {
         "reference": lambda: SwappedReference(backend, reference_files(config, run_dir)),
         "actor_fwd": lambda: CurrentPolicy(backend),
-        "teacher": lambda: Teacher(config, make_backend),
+        "teacher": lambda: make_teacher(config, make_backend),
         "critic": lambda: Critic(config, make_critic),
         "advantages": lambda: Advantages(config),
     }

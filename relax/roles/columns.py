@@ -56,8 +56,11 @@ class ColumnMaker:
         return StepSums()
 
     def finish_step(self) -> dict[str, float]:
-        """Inside the actor: the end of an update; returns metrics."""
+        """Metrics: inside the actor at the end of an update, in a role of its own after each `make`."""
         return {}
+
+    def stop(self) -> None:
+        """Ends what `make` waits for, if it waits; from another thread."""
 
     def save(self, checkpoint: Path) -> None:
         """Inside the actor: puts what it has learned into a folder of its own in `checkpoint`, between two updates."""
@@ -76,6 +79,9 @@ class ColumnRole(Role):
 
     async def start(self) -> None:
         await asyncio.to_thread(self.maker.load)
+
+    async def stop(self) -> None:
+        self.maker.stop()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -102,6 +108,8 @@ class ColumnRole(Role):
             made = await asyncio.to_thread(self.maker.make, lease.columns, np.asarray(lease.group_ids, np.int64))
         await self.bus.write(lease.row_ids, made)
         await self.settle([lease])
+        if metrics := self.maker.finish_step():
+            await self.bus.emit({"kind": "metrics", "role": self.name, "metrics": metrics})
 
     def status(self) -> dict[str, Any]:
         return super().status() | ({} if self.maker.version is None else {"version": self.maker.version})

@@ -26,7 +26,7 @@ from relax.errors import CheckpointError, StaleHandle
 from relax.roles.columns import ColumnMaker
 from relax.roles.logprobs import to_rows
 from relax.roles.role import Role
-from relax.roles.rows import Rows
+from relax.roles.rows import Rows, taught
 from relax.roles.topology import actor_claims
 from relax.train.backend import StepSums, TrainBatch, ValueBackend
 from relax.train.checkpoint import CheckpointStore
@@ -147,7 +147,7 @@ class CriticRole(Role):
         return super().status() | {"step": self.step}
 
     async def _take(self, lease: Lease) -> None:
-        rows = Rows(dict(lease.columns), np.asarray(lease.group_ids, np.int64))
+        rows = Rows(taught(lease.columns), np.asarray(lease.group_ids, np.int64))
         values = await asyncio.to_thread(self._value, rows)
         await self.bus.write(lease.row_ids, values)
         self._leases.append(lease)

@@ -20,6 +20,7 @@ from relax.errors import (
     RewardError,
     RoleError,
     StaleHandle,
+    TeacherError,
     WaitTimeout,
 )
 from relax.train.backend import TrainBackend
@@ -32,7 +33,8 @@ Reply = tuple[int, Mapping[str, Any]]
 """What a role says to a request: an HTTP status, and JSON values."""
 
 _CLAIM_S = 60.0  # how often a wait's reason is renewed
-_USER_ERRORS = (ConfigError, DataError, ModelError, RewardError, RoleError)  # another attempt would end in the same way
+# another attempt would end in the same way
+_USER_ERRORS = (ConfigError, DataError, ModelError, RewardError, RoleError, TeacherError)
 
 log = logging.getLogger("relax.roles")
 

@@ -1,6 +1,6 @@
 """Claimed rows on their way into training: cut into parts, masked where too old, turned into a batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -62,6 +62,27 @@ class Rows:
         """The rows as the back end reads them."""
         optional = {name: self.ragged(name) for name in _TO_BATCH if name in self.columns}
         return TrainBatch(self.ragged("tokens"), self.ragged("loss_mask"), self.group_ids, **optional)
+
+
+def untaught(columns: Mapping[str, Column]) -> NDArray[np.bool_] | None:
+    """The rows `[N]` that a teacher gave no answer about: NaN stands for it. None where there is no teacher."""
+    told = columns.get("teacher_logprobs", columns.get("teacher_top_logprobs"))
+    if told is None:
+        return None
+    assert isinstance(told, Ragged)
+    missing = np.isnan(told.values).reshape(len(told.values), -1).any(-1)
+    found: NDArray[np.bool_] = np.logical_or.reduceat(missing, told.offsets[:-1])
+    return found
+
+
+def taught(columns: Mapping[str, Column]) -> dict[str, Column]:
+    """The columns, with all tokens of untaught rows out of the loss: what nobody judged counts nowhere, not even as a zero."""
+    missing, mask = untaught(columns), columns["loss_mask"]
+    if missing is None or not missing.any():
+        return dict(columns)
+    assert isinstance(mask, Ragged)
+    kept = np.where(np.repeat(missing, np.diff(mask.offsets)), 0, mask.values).astype(mask.values.dtype)
+    return {**columns, "loss_mask": Ragged(kept, mask.offsets)}
 
 
 def token_versions(segments: Sequence[Sequence[Sequence[int]]], offsets: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from relax.roles.rows import Rows, token_versions
+from relax.roles.rows import Rows, token_versions, untaught
 from relax.train.backend import StepSums
 from relax.types import Outcome
 
@@ -30,6 +30,7 @@ class StepMetrics:
         self._ages: list[np.ndarray] = []
         self._num_segments: list[np.ndarray] = []
         self._outcomes: Counter[str] = Counter()
+        self._num_untaught: int | None = None
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
@@ -53,6 +54,8 @@ class StepMetrics:
             self._shaped.append(np.asarray(rows.columns["shaped_reward"], np.float64))
         self._groups.append(rows.group_ids)
         self._outcomes.update(str(outcome) for outcome in rows.values("outcome"))
+        if (missing := untaught(rows.columns)) is not None:
+            self._num_untaught = (self._num_untaught or 0) + int(missing.sum())
 
     def finish(self, finished: Mapping[str, float], now: float) -> dict[str, float | int]:
         """Every metric of the step by name; times in seconds. `step` counts finished steps, from 1."""
@@ -82,5 +85,7 @@ class StepMetrics:
         }
         if self._shaped:
             metrics["reward/shaped_mean"] = float(np.concatenate(self._shaped).mean())
+        if self._num_untaught is not None:
+            metrics["teacher/failed_rows"] = self._num_untaught
         metrics |= {f"age/count_{age}": int((ages == age).sum()) for age in np.unique(ages).tolist()}
         return metrics | self.sums.values() | dict(finished)

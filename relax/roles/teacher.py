@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from relax.config.algorithm import OPDFullConfig
 from relax.config.run import RunConfig
-from relax.errors import ConfigError
+from relax.errors import ConfigError, ModelError
 from relax.models.folder import read_model_folder
 from relax.roles.columns import ColumnMaker
 from relax.roles.logprobs import to_rows
 from relax.roles.role import MakeBackend
 from relax.roles.topology import teacher_columns
 from relax.train.backend import TrainBackend
-from relax.types import Column
+from relax.types import Column, Ragged
 
 
 class Teacher(ColumnMaker):
@@ -36,6 +36,7 @@ class Teacher(ColumnMaker):
         """Raises `ConfigError` when more tokens are to be told apart than there are."""
         config, algorithm = self._config, self._config.algorithm
         assert config.teacher is not None, f"{algorithm.type} without a teacher"
+        assert config.teacher.model is not None, "a teacher behind a server is a ServedTeacher"
         if isinstance(algorithm, OPDFullConfig):
             # ids beyond the policy's own are padding, or tokens that it cannot write
             self._num_ids = min(read_model_folder(model).vocab_size for model in (config.model, config.teacher.model))
@@ -50,5 +51,12 @@ class Teacher(ColumnMaker):
         batch, algorithm = to_rows(columns, group_ids), self._config.algorithm
         if isinstance(algorithm, OPDFullConfig):
             ids, logprobs = self._backend.top_logprobs(batch, algorithm.top_k, self._num_ids)
-            return {"teacher_top_ids": ids, "teacher_top_logprobs": logprobs}
-        return {"teacher_logprobs": self._backend.logprobs(batch)}
+            return {"teacher_top_ids": ids, "teacher_top_logprobs": _whole(logprobs)}
+        return {"teacher_logprobs": _whole(self._backend.logprobs(batch))}
+
+
+def _whole(logprobs: Ragged) -> Ragged:
+    """NaN would say that nobody was asked; here the model itself is broken."""
+    if np.isnan(logprobs.values).any():
+        raise ModelError("teacher.model.path: the teacher's log-probs are not numbers: its weights are damaged, or overflow")
+    return logprobs

@@ -184,6 +184,14 @@ def test_ppo_learns_with_a_critic_that_explains_its_returns(configure: Callable[
 @pytest.mark.parametrize("mode", ["colocate", "fully_async"])
 @pytest.mark.parametrize("algorithm", ["opd", "opd_full"])
 def test_a_student_comes_closer_to_its_teacher(configure: Callable[..., RunConfig], algorithm: str, mode: str) -> None:
-    rows = run(configure(*ALGORITHMS[algorithm], *MODES[mode], "train.num_steps=60", "train.lr=1e-2"))
+    """The teacher has learned what the reward wants; the student, which is shown no reward, wants the same in the end. (Random
+    models are no teachers: they all find every token about as likely, so there is nothing to come closer to.)"""
+    schooling = configure(*MODES["colocate"], "train.num_steps=60", "run.name=teacher")
+    assert mean(run(schooling)[-5:], "reward/mean") > 0.9
+    teacher = f"teacher.model.path={Path(schooling.run.dir) / 'teacher' / 'hf'}"
+    rows = run(configure(*ALGORITHMS[algorithm], *MODES[mode], teacher, "train.num_steps=60"))
     name = "teacher_kl" if algorithm == "opd" else "loss"
-    assert 0 < mean(rows[-5:], name) < 0.7 * mean(rows[:5], name)
+    assert mean(rows[:5], name) > 1
+    assert 0 < mean(rows[-5:], name) < 0.1
+    assert mean(rows[:5], "reward/mean") < 0.5
+    assert mean(rows[-5:], "reward/mean") > 0.9

@@ -58,11 +58,13 @@ def step_row():
         "segments": [[[1, 2]], [[1, 3]]],
         "outcome": ["ok", "truncated"],
     }
+    columns["teacher_logprobs"] = Ragged(np.array([0, -1, -1, np.nan, np.nan], np.float32), mask.offsets)
     columns["shaped_reward"] = np.array([0.5, -0.5])
     metrics.add_rows(Rows(columns, np.zeros(2, np.int64)))
     metrics.sums = objective_metrics()
     row = StepRow()
     row.of_role({f"critic/{name}": value for name, value in OPTIMIZER.items()})
+    row.of_role({"teacher/latency_s": 0.1})
     row.rollout({"counts": ROLLOUT_COUNTS, "waited_s": 1.0})
     return row.finish(metrics.finish(OPTIMIZER, now=2.0), now=2.0)
 
