@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from relax.cli.check_data import data_findings, reward_findings
+from relax.cli.check_judges import judge_findings
 from relax.cli.check_models import other_model_findings
 from relax.cli.check_settings import setting_findings
 from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
@@ -49,6 +50,7 @@ def check_config(config: RunConfig, source: str | None = None, *, ask_teacher: b
         data_findings(config, config.data, "data", model),
         data_findings(config, config.eval.data, "eval.data", model) if config.eval else (),
         reward_findings(config),
+        judge_findings(config),
         _run_folder(config),
         _port(config),
         _machine(config, model),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from relax.cli.findings import Finding, error, ok, warning
 from relax.config import RunConfig
 from relax.config.data import DataConfig
+from relax.config.reward import RewardConfig
 from relax.errors import RelaxError
 from relax.models.folder import ModelFolder
 from relax.types import Prompt
@@ -42,7 +43,8 @@ def _unscorable(config: RunConfig, key: str, rows: Sequence[Prompt]) -> Iterator
     # here, since it may load what the row's reward needs
     from relax.rewards.row_check import fault_of
 
-    faults = {row.key: fault for row in rows if (fault := fault_of(config.reward, row))}
+    reward = config.rewards.get("eval.reward", config.reward) if key == "eval.data" else config.reward
+    faults = {row.key: fault for row in rows if (fault := fault_of(reward, row))}
     if faults:
         level = error if len(faults) == len(rows) else warning
         first, why = next(iter(faults.items()))
@@ -98,22 +100,23 @@ def _content(row: Prompt) -> str:
 
 
 def reward_findings(config: RunConfig) -> Iterator[Finding]:
-    """On the reward: it can be made, and a function of the user's own can be imported and called.
+    """On each reward: it can be made, and a function of the user's own can be imported and called.
 
     A worker process tries it, as in the run: what a user's module does while it is imported (exit, hang) cannot end this one.
     """
     # here, since the other checks need no process
     from relax.rewards.pool import RewardPool
 
-    async def start_one() -> list[str]:
-        pool = RewardPool(config.reward.model_copy(update={"num_workers": 1}), start_limit_s=_REWARD_START_S)
+    async def start_one(reward: RewardConfig) -> list[str]:
+        pool = RewardPool(reward.model_copy(update={"num_workers": 1}), start_limit_s=_REWARD_START_S)
         await pool.start()
         await pool.close()
         return pool.notes
 
-    try:
-        notes = asyncio.run(start_one())
-    except RelaxError as failure:
-        yield error("reward", str(failure))
-        return
-    yield ok("reward", "; ".join([f"{config.reward.type} can be called", *notes]))
+    for key, reward in config.rewards.items():
+        try:
+            notes = asyncio.run(start_one(reward))
+        except RelaxError as failure:
+            yield error(key, str(failure))
+        else:
+            yield ok(key, "; ".join([f"{reward.type} can be called", *notes]))

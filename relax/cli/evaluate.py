@@ -8,6 +8,7 @@ from typing import Any
 
 from relax.bus.core import Core
 from relax.config import RunConfig, load_config
+from relax.control.services import Services
 from relax.engines.pool import EnginePool
 from relax.errors import ConfigError
 from relax.models.folder import read_model_folder
@@ -27,6 +28,7 @@ def evaluate(run_file: Path, overrides: list[str], *, model: Path | None = None,
     config = load_config(run_file, overrides)
     if config.eval is None:
         raise ConfigError(f"{run_file} has no [eval] section: relax eval needs eval.data to know the held-out prompts")
+    config = config.model_copy(update={"reward": config.eval.reward or config.reward})  # and no role for another one
     read_model_folder(config.model)  # whose errors name what is missing, before anything is started
     metrics, samples = asyncio.run(_evaluate(config))
     if out is not None:
@@ -44,10 +46,12 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
     core = Core(queue_limits(config))
     publisher = WeightPublisher(core, run_id=f"{config.run.name}-eval")
     host = RoleTask(EngineHost("engine-0", config, core, make_engine))
-    rewards = RewardPool(config.reward)
+    services = Services(config, core)
+    rewards: RewardPool | None = None
     try:
         await host.start()
         assert isinstance(host.role, EngineHost)
+        rewards = RewardPool(config.reward, services=await services.start())
         await rewards.start()
         pool = EnginePool({"engine-0": host.role.engine})
         evaluation = Evaluation(config, load_tokenizer(config.model), rewards, pool, core)
@@ -62,7 +66,9 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
         groups = await evaluation.answers(0)
         return summarise(0, groups), [sample for group in groups if group for sample in group]
     finally:
-        await rewards.close()
+        if rewards is not None:
+            await rewards.close()
+        await services.stop()
         await host.stop()
         await publisher.close()
         await core.close()

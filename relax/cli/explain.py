@@ -9,10 +9,22 @@ from relax.cli.memory import human_bytes, longest_sample, max_groups_ahead, memo
 from relax.config import RunConfig
 from relax.config.algorithm import needs_teacher
 from relax.config.data import DataConfig
+from relax.config.genrm import LocalJudgeConfig
 from relax.config.teacher import TeacherConfig
 from relax.errors import ModelError
 from relax.models.folder import ModelFolder, read_model_folder
-from relax.roles.topology import RoleSpec, engine_devices, engine_names, in_actor, role_specs, takes_turns
+from relax.roles.topology import (
+    RoleSpec,
+    devices_of,
+    engine_devices,
+    engine_names,
+    engine_pools,
+    in_actor,
+    judge_pool,
+    role_specs,
+    takes_turns,
+    why_judges,
+)
 
 Rows = Iterator[tuple[str, str]]
 
@@ -84,6 +96,7 @@ def _roles(config: RunConfig) -> Rows:
     for name in engine_names(config):
         devices = [f"{engine.device}, {engine.num_threads} thread(s)", *_set_aside(config, *engine_devices(config))]
         yield name, f"{engine.type} engine, {engine.max_slots} sequences at once ({', '.join(devices)}){asleep}"
+    yield from _judges(config)
     for spec in specs:
         yield spec.name, spec.reason + _devices(config, spec)
     running = {spec.name for spec in specs} | set(in_actor(config))
@@ -91,6 +104,19 @@ def _roles(config: RunConfig) -> Rows:
         yield "(reference)", "not started: algorithm.kl.coef = 0"
     if "actor_fwd" not in running:
         yield "(actor_fwd)", f'not started: algorithm.old_logprobs = "{config.algorithm.old_logprobs}"'
+
+
+def _judges(config: RunConfig) -> Rows:
+    """Where judges run: engines by name, servers by route."""
+    pools = engine_pools(config)
+    for route, judge in config.genrm.judges.items() if config.genrm is not None and why_judges(config) else ():
+        if isinstance(judge, LocalJudgeConfig):
+            for name in pools[judge_pool(route)]:
+                engine = judge.engine
+                devices = [f"{engine.device}, {engine.num_threads} thread(s)", *_set_aside(config, *devices_of(config, name))]
+                yield name, f"judge {route}: {judge.model.path} on a {engine.type} engine ({', '.join(devices)})"
+        else:
+            yield f"(judge {route})", f"{judge.model} at {judge.url}, which this run does not start"
 
 
 def _devices(config: RunConfig, spec: RoleSpec) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from relax.config.base import Section
+from relax.config.reward import RewardConfig
 
 
 class DataSection(Section):
@@ -75,7 +76,7 @@ DataConfig = Annotated[FileDataConfig | ReasoningGymDataConfig | GeneratorDataCo
 
 
 class EvalConfig(Section):
-    """Held-out evaluation, which runs beside training."""
+    """Held-out evaluation."""
 
     data: DataConfig
     """Held-out prompts."""
@@ -89,3 +90,10 @@ class EvalConfig(Section):
     """Sampling temperature; 0 takes the most likely token."""
     max_new_tokens: int | None = None
     """Longest response; default `rollout.max_new_tokens`."""
+
+
+class RunEvalConfig(EvalConfig):
+    """Held-out evaluation, which runs beside training."""
+
+    reward: RewardConfig | None = None
+    """How held-out responses are scored. Default: as those of training, by `[reward]`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from relax.config.schema import Model, iter_fields, members, section_at, siblings_with, user_path
+from relax.config.schema import Model, iter_fields, options_at, section_at, siblings_with, user_path
 
 _LONGEST_VALUE = 80
 
@@ -32,7 +32,7 @@ def explain(error: ValidationError, root: Model, raw: Mapping[str, Any]) -> Iter
                 tag, allowed = str(context["tag"]), str(context["expected_tags"]).replace("'", "").split(", ")
                 yield f"{name}.type = {_shown(tag)}: allowed are {_listed(allowed)}{_meant(tag, allowed)}"
             case "union_tag_not_found":
-                tags = [str(model.model_fields["type"].default) for model in _options(root, path, raw)]
+                tags = [str(model.model_fields["type"].default) for model in options_at(root, path, raw)]
                 yield f"{name}.type is missing: allowed are {_listed(tags)}"
             case "model_type" | "model_attributes_type" | "dict_type":
                 yield f"{name} = {_shown(item['input'])}: this is a section; write [{name}] and its keys under it"
@@ -62,7 +62,7 @@ def _hint(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> str:
 
 def _missing(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> str:
     name = ".".join(path)
-    options = _options(root, path, raw)
+    options = options_at(root, path, raw)
     if not options:
         return f"{name}: missing, and there is no default"
     if len(options) > 1:
@@ -70,11 +70,6 @@ def _missing(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> str:
         return f"[{name}]: this section is missing, and there is no default; {name}.type is one of {tags}"
     needed = [f"{name}.{key}" for key, info in options[0].model_fields.items() if info.is_required()]
     return f"[{name}]: this section is missing, and there is no default; it needs {', '.join(needed)}"
-
-
-def _options(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> list[Model]:
-    parent = section_at(root, path[:-1], raw)
-    return members(parent.model_fields[path[-1]].annotation) if parent and path[-1] in parent.model_fields else []
 
 
 def _literals(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> Sequence[Any]:

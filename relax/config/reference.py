@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from relax.config.run import RunConfig
-from relax.config.schema import Model, default_tag, members, tag_of
+from relax.config.schema import Model, default_tag, entries, members, tag_of
 from relax.config.sft import SFTConfig
 
 _INTRODUCTION = """\
@@ -59,9 +59,14 @@ def _section(key: str, info: FieldInfo, written: dict[tuple[Model, ...], str]) -
     if options in written:
         yield f"`[{key}]` takes the same keys as [`[{written[options]}]`](#{written[options].replace('.', '')}).\n"
         return
+    yield from _union(key, options, default_tag(info), written)
+
+
+def _union(key: str, options: tuple[Model, ...], default: str | None, written: dict[tuple[Model, ...], str]) -> Iterator[str]:
+    """What all kinds of a section share, then each of them."""
     written[options] = key
     common = _common_fields(options)
-    rows = [*_type_row(key, info, options), *_rows(key, common, written)]
+    rows = [*_type_row(key, default, options), *_rows(key, common, written)]
     if rows:
         yield _table(rows)
     yield from _subsections(key, common, written)
@@ -89,11 +94,10 @@ def _common_fields(options: tuple[Model, ...]) -> Mapping[str, FieldInfo]:
     return {name: field for name, field in first.model_fields.items() if name != "type" and is_shared(name, field)}
 
 
-def _type_row(key: str, info: FieldInfo, options: tuple[Model, ...]) -> list[tuple[str, str, str, str]]:
+def _type_row(key: str, default: str | None, options: tuple[Model, ...]) -> list[tuple[str, str, str, str]]:
     if len(options) < 2:
         return []
     kinds = ", ".join(f'`"{tag_of(option)}"`' for option in options)
-    default = default_tag(info)
     return [(f"{key}.type", kinds, f'`"{default}"`' if default else "*required*", "Which of the kinds below.")]
 
 
@@ -114,6 +118,9 @@ def _subsections(key: str, fields: Mapping[str, FieldInfo], written: dict[tuple[
         if len(members(field.annotation)) > 1:
             yield f"### `[{key}.{name}]`\n\n{_text(field.description)}\n"
             yield from _section(f"{key}.{name}", field, written)
+        elif (inner := tuple(entries(field.annotation))) and inner not in written:
+            yield f"### `[{key}.{name}.NAME]`\n\n{_text(field.description)}\n"
+            yield from _union(f"{key}.{name}.NAME", inner, None, written)
 
 
 def _table(rows: list[tuple[str, str, str, str]]) -> str:

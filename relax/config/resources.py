@@ -28,3 +28,7 @@ class ResourcesConfig(Section):
     """GPUs that Ray sets aside for the teacher role."""
     critic_gpus: float = Field(0.0, ge=0)
     """GPUs that Ray sets aside for the critic role."""
+    genrm_cpus: float = Field(1.0, gt=0)
+    """CPUs that Ray sets aside for each engine of a local judge."""
+    genrm_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for each engine of a local judge, in every mode."""

@@ -1,13 +1,14 @@
 """`[reward]`: how a response is scored, chosen by `reward.type`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax.config.base import Section
 from relax.config.mistakes import explain
+from relax.config.verdict import ChoiceVerdictConfig, VerdictConfig
 
 _OWN_KEY = re.compile(r"\breward\.(?!num_workers|time_limit_s)")  # the two that only the outermost section has
 
@@ -167,6 +168,43 @@ class RemoteRewardConfig(RewardSection):
     """Sent with each request."""
 
 
+class GenRMRewardConfig(RewardSection):
+    """The verdict of a judge, a language model of `[genrm]`. No verdict is a reward error, never a zero."""
+
+    type: Literal["genrm"] = "genrm"
+    """Name of the reward."""
+    time_limit_s: float = Field(120.0, gt=0)
+    """Longest time of one call, in seconds, all votes and repetitions together; a judge that is down is waited for so long."""
+    route: str = "default"
+    """The judge: a name in `genrm.judges`."""
+    template: str | None = None
+    """What the judge is asked, as a Jinja template. Default: whether the response is right, with the row's answer if any."""
+    template_path: str | None = None
+    """File with the template."""
+    system: str | None = None
+    """System message before it."""
+    verdict: VerdictConfig = ChoiceVerdictConfig()
+    """How the reply becomes a number."""
+    num_votes: int = Field(1, ge=1)
+    """Replies whose verdicts are averaged; above 1 the temperature has to be above 0."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature of the judge; default: the judge's own."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Longest reply, in tokens; default: the judge's own."""
+    verdict_retries: int = Field(2, ge=0)
+    """How often a judge is asked again, with another seed, whose reply holds no verdict."""
+    retry_temperature: float = Field(0.7, gt=0)
+    """Temperature at which it is asked again, unless `reward.temperature` is higher: at 0 it would say the same."""
+
+    @model_validator(mode="after")
+    def _take_one_template(self) -> "GenRMRewardConfig":
+        if self.template is not None and self.template_path is not None:
+            raise ValueError("reward.template and reward.template_path: give one of them")
+        if self.num_votes > 1 and self.temperature == 0:
+            raise ValueError(f"reward.num_votes = {self.num_votes}: all votes are the same at reward.temperature = 0")
+        return self
+
+
 class DiversityRewardConfig(RewardSection):
     """How little a response has in common with the others of its group: 1 less the mean overlap of runs of words."""
 
@@ -202,7 +240,7 @@ def _read_nested(raw: Any, key: str) -> Any:
             lines = explain(error, _One, {"reward": inner})
             raise ValueError("; ".join(_OWN_KEY.sub(f"reward.{key}.{name}.", line) for line in lines)) from None
         for shared in RewardSection.model_fields:
-            if getattr(read[name], shared) != RewardSection.model_fields[shared].default:
+            if getattr(read[name], shared) != type(read[name]).model_fields[shared].default:
                 raise ValueError(f"reward.{key}.{name}.{shared}: it holds for all parts together, so set reward.{shared}")
     return read
 
@@ -273,6 +311,7 @@ RewardConfig = Annotated[
     | CodeRewardConfig
     | ReasoningGymRewardConfig
     | RemoteRewardConfig
+    | GenRMRewardConfig
     | DiversityRewardConfig
     | FunctionRewardConfig
     | SumRewardConfig
@@ -290,3 +329,19 @@ class _One(Section):
 
 for _combined in (SumRewardConfig, RankRewardConfig, ByRowRewardConfig):
     _combined.model_rebuild()
+
+
+def children(config: RewardConfig) -> Mapping[str, RewardConfig]:
+    """The rewards that this one is made of, by name; none for a leaf."""
+    if isinstance(config, SumRewardConfig):
+        return config.parts
+    return config.choices if isinstance(config, ByRowRewardConfig) else {}
+
+
+def leaves(config: RewardConfig) -> Iterator[RewardConfig]:
+    """The rewards at the ends of the tree that `config` is, in their order."""
+    inner = children(config)
+    for child in inner.values():
+        yield from leaves(child)
+    if not inner:
+        yield config

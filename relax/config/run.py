@@ -7,12 +7,13 @@ from pydantic import Field, model_validator
 from relax.config.algorithm import AlgorithmConfig, GRPOConfig, OPDFullConfig, fault_when_stale, needs_teacher, with_preset
 from relax.config.base import Section
 from relax.config.critic import CriticConfig
-from relax.config.data import DataConfig, EvalConfig
+from relax.config.data import DataConfig, RunEvalConfig
 from relax.config.faults import FaultsConfig
+from relax.config.genrm import GenRMConfig, fault_of_route
 from relax.config.model import ModelConfig
 from relax.config.observe import ObserveConfig
 from relax.config.resources import ResourcesConfig
-from relax.config.reward import RewardConfig
+from relax.config.reward import GenRMRewardConfig, RewardConfig, leaves
 from relax.config.rollout import RolloutConfig
 from relax.config.services import ServicesConfig
 from relax.config.teacher import TeacherConfig
@@ -58,8 +59,10 @@ class RunConfig(Section):
     """The teacher, where the algorithm has one."""
     rollout: RolloutConfig = RolloutConfig()
     """Generation and staleness."""
-    eval: EvalConfig | None = None
+    eval: RunEvalConfig | None = None
     """Held-out evaluation."""
+    genrm: GenRMConfig | None = None
+    """Judges, for rewards that ask a language model."""
     resources: ResourcesConfig = ResourcesConfig()
     """Devices."""
     services: ServicesConfig = ServicesConfig()
@@ -73,6 +76,22 @@ class RunConfig(Section):
     @classmethod
     def _complete(cls, raw: Any) -> Any:
         return with_preset(raw)
+
+    @property
+    def rewards(self) -> dict[str, RewardConfig]:
+        """The rewards of training and of evaluation, by the key under which they stand; one that both use stands there once."""
+        roots = {"reward": self.reward}
+        if self.eval is not None and self.eval.reward is not None:
+            roots["eval.reward"] = self.eval.reward
+        return roots
+
+    @model_validator(mode="after")
+    def _find_the_judges(self) -> "RunConfig":
+        for key, root in self.rewards.items():
+            for reward in leaves(root):
+                if isinstance(reward, GenRMRewardConfig) and (fault := fault_of_route(reward, self.genrm)):
+                    raise ValueError(f"{key}.{fault}")
+        return self
 
     @model_validator(mode="after")
     def _refuse_what_cannot_learn(self) -> "RunConfig":

@@ -23,6 +23,11 @@ def members(annotation: Any) -> list[Model]:
     return []
 
 
+def entries(annotation: Any) -> list[Model]:
+    """The models that a table by names of the user's holds; none for anything else."""
+    return members(get_args(annotation)[1]) if get_origin(annotation) is dict else []
+
+
 def tag_of(model: Model) -> str | None:
     """The `type` by which a union member is chosen."""
     return model.model_fields["type"].default if "type" in model.model_fields else None
@@ -51,25 +56,38 @@ def section_at(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> Mode
     """The model of the section `path`, by the tags that stand in `raw`; none when there is no such section."""
     model: Model = root
     node: Any = raw
-    for part in path:
+    parts = list(path)
+    while parts:
+        part = parts.pop(0)
         if part not in model.model_fields:
             return None
-        info = model.model_fields[part]
+        info, node = model.model_fields[part], _child(node, part)
         options = members(info.annotation)
+        if not options and parts and (options := entries(info.annotation)):
+            node = _child(node, parts.pop(0))
         if not options:
             return None
-        node = node.get(part) if isinstance(node, Mapping) else None
         tag = (node.get("type") if isinstance(node, Mapping) else None) or default_tag(info)
         model = next((option for option in options if tag_of(option) == tag), options[0])
     return model
 
 
+def _child(node: Any, name: str) -> Any:
+    return node.get(name) if isinstance(node, Mapping) else None
+
+
+def options_at(root: Model, path: Sequence[str], raw: Mapping[str, Any]) -> list[Model]:
+    """The models that the section `path` may be."""
+    for depth, find in ((1, members), (2, entries)):
+        holder = section_at(root, path[:-depth], raw) if len(path) >= depth else None
+        if holder is not None and path[-depth] in holder.model_fields:
+            return find(holder.model_fields[path[-depth]].annotation)
+    return []
+
+
 def siblings_with(root: Model, path: Sequence[str], key: str, raw: Mapping[str, Any]) -> list[str]:
     """Tags of the union members at section `path` that know `key`."""
-    parent = section_at(root, path[:-1], raw) if path else None
-    if parent is None or path[-1] not in parent.model_fields:
-        return []
-    options = members(parent.model_fields[path[-1]].annotation)
+    options = options_at(root, path, raw)
     return [str(tag_of(option)) for option in options if key in option.model_fields and len(options) > 1]
 
 
@@ -80,7 +98,10 @@ def user_path(root: Model, location: Sequence[str | int]) -> list[str]:
     parts = [str(part) for part in location]
     while parts:
         path.append(parts.pop(0))
-        options = members(model.model_fields[path[-1]].annotation) if model and path[-1] in model.model_fields else []
+        annotation = model.model_fields[path[-1]].annotation if model and path[-1] in model.model_fields else None
+        options = members(annotation)
+        if not options and parts and (options := entries(annotation)):
+            path.append(parts.pop(0))
         model = options[0] if options else None
         if len(options) > 1 and parts:
             tag = parts.pop(0)
@@ -88,11 +109,17 @@ def user_path(root: Model, location: Sequence[str | int]) -> list[str]:
     return path
 
 
-def iter_fields(root: Model, prefix: str = "") -> Iterator[tuple[str, FieldInfo, Model]]:
-    """(dotted key, field, owning model) of every setting; members of a union follow one another."""
+def iter_fields(root: Model, prefix: str = "", above: tuple[Model, ...] = ()) -> Iterator[tuple[str, FieldInfo, Model]]:
+    """(dotted key, field, owning model) of every setting; members of a union follow one another.
+
+    What stands in a table by names of the user's is called `NAME`; a table that may hold what it is in is not entered again.
+    """
+    above = (*above, root)
     for name, info in root.model_fields.items():
-        options = members(info.annotation)
+        options, inner = members(info.annotation), entries(info.annotation)
         if not options:
             yield f"{prefix}{name}", info, root
         for option in options:
-            yield from iter_fields(option, f"{prefix}{name}.")
+            yield from iter_fields(option, f"{prefix}{name}.", above)
+        for option in inner if not set(inner) & set(above) else ():
+            yield from iter_fields(option, f"{prefix}{name}.NAME.", above)

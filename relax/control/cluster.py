@@ -19,7 +19,7 @@ from relax.control.ray_session import RaySession, node_of_this_host
 from relax.control.runtime import QUEUE
 from relax.errors import RelaxError, RoleError
 from relax.roles.serve import RoleStart, role_target, start_bus, start_engine
-from relax.roles.topology import RoleSpec, answering_roles, engine_devices, engine_names, role_specs
+from relax.roles.topology import RoleSpec, answering_roles, devices_of, engine_pools, role_specs
 from relax.weights.shared_memory import cleanup_stale
 
 _STOP_S = 8.0
@@ -62,7 +62,10 @@ class RayRuntime:
 
     def _num_cpus(self) -> float:
         roles = sum(spec.num_cpus for spec in role_specs(self.config))
-        return roles + self.config.rollout.num_engines * engine_devices(self.config)[0]
+        return roles + sum(devices_of(self.config, name)[0] for name in self._engine_names())
+
+    def _engine_names(self) -> list[str]:
+        return [name for names in engine_pools(self.config).values() for name in names]
 
     async def _deploy(self, resume: Path | None) -> None:
         self._node = node_of_this_host()
@@ -76,7 +79,7 @@ class RayRuntime:
                 start_engine(name, self.config, self._config_json, self._run_dir, self._address, self._node),
                 is_engine=True,
             )
-            for name in engine_names(self.config)
+            for name in self._engine_names()
         ]
         starts = [asyncio.ensure_future(_started(part)) for part in engines]
         specs = role_specs(self.config)

@@ -60,6 +60,8 @@ class EventBook:
             self._row.publication(event)
         elif kind == "metrics":
             self._row.of_role(event["metrics"])
+        elif kind == "totals":
+            self._row.totals(event)
         elif kind == "samples":
             self._recorder.samples(int(event["step"]) + 1, event["rows"])
         elif kind == "eval":
@@ -71,7 +73,7 @@ class EventBook:
             self.is_trained = True
         elif kind == "warning":
             self._progress.note(f"{event['role']}: {event['text']}")
-        if kind not in ("step", "samples", "rollout", "metrics"):
+        if kind not in ("step", "samples", "rollout", "metrics", "totals"):
             self._recorder.event(event)
         if kind == "error" and event.get("error_kind") == "user":
             raise RoleError(str(event["error"]))

@@ -8,7 +8,7 @@ from relax.config.mistakes import nearest
 from relax.config.run import RunConfig
 from relax.control.runtime import QUEUE
 from relax.errors import ConfigError
-from relax.roles.topology import engine_names, role_specs
+from relax.roles.topology import engine_names, engine_pools, role_specs
 
 
 class FaultPlan:
@@ -19,7 +19,8 @@ class FaultPlan:
     """
 
     def __init__(self, config: RunConfig, first_step: int = 0) -> None:
-        self._targets = [*(spec.name for spec in role_specs(config)), *engine_names(config)]
+        engines = [name for names in engine_pools(config).values() for name in names]
+        self._targets = [*(spec.name for spec in role_specs(config)), *engines]
         for event in config.faults.events:
             self._check(event, config)
         events = [*config.faults.events, *_random_kills(config, [*self._targets, QUEUE])]

@@ -17,7 +17,7 @@ from relax.roles.build import make_backend, make_core, make_engine, make_role
 from relax.roles.disturbance import Disturbance, slowed
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import MakeBackend, MakeEngine, Reply, Role, RoleTask
-from relax.roles.topology import answering_roles, engine_names, role_specs
+from relax.roles.topology import answering_roles, engine_pools, role_specs
 
 _LOOK_S = 0.01
 
@@ -34,7 +34,7 @@ class InProcessRuntime:
         self.config = config
         self._make_backend, self._make_engine = make_backend, make_engine
         self._core: Core | None = None
-        self._engines = EnginePool({})
+        self._pools: dict[str, EnginePool] = {}
         self._tasks: dict[str, RoleTask] = {}
         self._ended: set[str] = set()
         self._disturbances: dict[str, Disturbance] = {}
@@ -63,11 +63,10 @@ class InProcessRuntime:
         self._run_dir = run_dir
         self._core = make_core(self.config, run_dir, resume)
         self._ended.clear()
-        self._engines = EnginePool({})
-        for name in engine_names(
-            self.config
-        ):  # one after another: two threads cannot import transformers' lazy modules at once
-            self._engines.add(name, await self._new_engine(name))
+        self._pools = {pool: EnginePool({}) for pool in engine_pools(self.config)}
+        for pool, names in engine_pools(self.config).items():
+            for name in names:  # one after another: two threads cannot import transformers' lazy modules at once
+                self._pools[pool].add(name, await self._new_engine(name))
         if answering := answering_roles(self.config):
             url = await self._pages.start(self.config.services.http_port)
             self._services = {name: f"{url}/{name}" for name in answering}
@@ -88,8 +87,9 @@ class InProcessRuntime:
 
     async def restart(self, name: str, resume: Path | None, first_step: int, *, is_restart: bool) -> None:
         await self._let_go(name)
-        if name in self._engines.names:
-            self._engines.replace(name, await self._new_engine(name))
+        pool = next((pool for pool in self._pools.values() if name in pool.names), None)
+        if pool is not None:
+            pool.replace(name, await self._new_engine(name))
         else:
             await self._new_role(name, resume, first_step, is_restart=is_restart)
         self._ended.discard(name)
@@ -116,7 +116,8 @@ class InProcessRuntime:
             await task.stop()
         self._tasks = {}
         await self._pages.stop()
-        await self._engines.close()  # once more, and with them what watches over them
+        for pool in self._pools.values():
+            await pool.close()  # the engines once more, and with them what watches over them
         if self._core is not None:
             await self._core.close()
 
@@ -137,7 +138,7 @@ class InProcessRuntime:
             bus,
             self._run_dir,
             resume,
-            self._engines,
+            self._pools,
             self._make_backend,
             first_step=first_step,
             is_restart=is_restart,

@@ -7,13 +7,13 @@ from relax.config.reward import (
     MultipleChoiceRewardConfig,
     ReasoningGymRewardConfig,
     RewardConfig,
+    children,
 )
 from relax.errors import RewardError
 from relax.rewards.by_row import ByRow
 from relax.rewards.code_tests import read_tests
 from relax.rewards.multiple_choice import right_letter
 from relax.rewards.table import reference_texts
-from relax.rewards.tree import children
 from relax.types import Prompt
 
 COMPARING = ("math", "dapo", "deepscaler", "f1", "exact", "regex")

@@ -22,6 +22,7 @@ REWARDS: dict[str, str] = {
     "code": "relax.rewards.code:make_code",
     "reasoning_gym": "relax.rewards.reasoning_gym:make_reasoning_gym",
     "remote": "relax.rewards.remote:make_remote",
+    "genrm": "relax.rewards.genrm:make_genrm",
     "diversity": "relax.rewards.diversity:make_diversity",
     "function": "relax.rewards.function:make_function",
 }

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from relax.config.reward import ByRowRewardConfig, RewardConfig, SumRewardConfig
+from relax.config.reward import RewardConfig, children
 from relax.data.dotted import load_function
 from relax.errors import RewardError
 from relax.rewards.result import RewardResult
@@ -68,10 +68,3 @@ class RewardTree:
 class _Node:
     def __init__(self, combined: Combined, nodes: Mapping[str, "int | _Node"]) -> None:
         self.combined, self.children = combined, nodes
-
-
-def children(config: RewardConfig) -> Mapping[str, RewardConfig]:
-    """The rewards that this one is made of, by name; none for a leaf."""
-    if isinstance(config, SumRewardConfig):
-        return config.parts
-    return config.choices if isinstance(config, ByRowRewardConfig) else {}

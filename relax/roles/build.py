@@ -15,12 +15,13 @@ from relax.roles.actor import QUEUE_FILE, Actor, read_step
 from relax.roles.advantages import Advantages
 from relax.roles.columns import ColumnMaker, ColumnRole
 from relax.roles.critic import Critic, CriticRole, MakeCritic
+from relax.roles.genrm import GenRM
 from relax.roles.logprobs import CurrentPolicy, PublishedPolicy, Reference, SwappedReference
 from relax.roles.role import MakeBackend, Role
 from relax.roles.rollout import Rollout
 from relax.roles.served_teacher import ServedTeacher
 from relax.roles.teacher import Teacher
-from relax.roles.topology import in_actor
+from relax.roles.topology import POLICY, in_actor, judge_of
 from relax.train.backend import TrainBackend, ValueBackend
 from relax.train.reference import ReferenceFiles
 
@@ -73,11 +74,13 @@ def make_critic(config: RunConfig) -> ValueBackend:
 
 
 def make_engine(config: RunConfig, name: str) -> Engine:
-    """The generation engine that `rollout.engine.type` names."""
+    """The engine called `name`: of the kind that `rollout.engine.type` names, or a judge's."""
     # here, since torch and transformers take seconds to import and belong to the process that computes with them
     from relax.engines.local import LocalEngine
 
-    engine: Engine = LocalEngine(config.model, config.rollout.engine, deterministic=config.run.deterministic, name=name)
+    of = judge_of(config, name)
+    model, settings = (of.model, of.engine) if of is not None else (config.model, config.rollout.engine)
+    engine: Engine = LocalEngine(model, settings, deterministic=config.run.deterministic, name=name)
     return engine
 
 
@@ -87,7 +90,7 @@ def make_role(
     bus: TransferQueue,
     run_dir: Path,
     resume: Path | None,
-    engines: EnginePool | None = None,
+    pools: Mapping[str, EnginePool] | None = None,
     make_backend: MakeBackend = make_backend,
     make_critic: MakeCritic = make_critic,
     *,
@@ -97,15 +100,18 @@ def make_role(
 ) -> Role:
     """The role called `name`, not yet started. `is_restart`: an earlier one of the same run came to its end.
 
-    `first_step`: what is done already; by default what the checkpoint says. `services`: where roles that answer requests are,
-    by name.
+    `pools`: the engines, as `engine_pools` names them. `first_step`: what is done already; by default what the checkpoint says.
+    `services`: where roles that answer requests are, by name.
     """
     if first_step is None:
         first_step = read_step(resume) if resume else 0
     match name:
         case "rollout":
-            assert engines is not None
-            return Rollout(config, bus, engines, first_step, is_restart=is_restart, services=services)
+            assert pools is not None
+            return Rollout(config, bus, pools[POLICY], first_step, is_restart=is_restart, services=services)
+        case "genrm":
+            assert pools is not None
+            return GenRM(config, bus, pools)
         case "actor":
 
             def inside(backend: TrainBackend) -> Sequence[ColumnMaker]:

@@ -1,4 +1,4 @@
-"""One generation engine and the task that keeps its weights at the newest published version."""
+"""One engine, and the task that keeps its weights at the newest published version; a judge's has those of a folder."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,8 @@ from relax.engines.engine import Engine
 from relax.errors import EngineError
 from relax.roles.disturbance import Disturbance
 from relax.roles.role import MakeEngine, Role
-from relax.roles.topology import takes_turns
+from relax.roles.topology import judge_of, takes_turns
+from relax.train.folder_weights import load_folder
 from relax.types import WeightManifest
 from relax.weights.follower import follow
 
@@ -19,7 +20,8 @@ _LOOK_S = 0.02
 class EngineHost(Role):
     """Owns an engine. It is routed to only by those who hold it; its weights come from the transfer queue's announcements.
 
-    Where it takes turns with the trainer, it lets its weights go once what it has in hand is done.
+    Where it takes turns with the trainer, it lets its weights go once what it has in hand is done. An engine of a judge has its
+    weights from the start, and keeps them.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class EngineHost(Role):
         self._make_engine = make_engine
         self._disturbance = disturbance or Disturbance()
         self._engine: Engine | None = None
+        judge = judge_of(config, name)
+        self._folder = judge.model if judge is not None else None
 
     @property
     def engine(self) -> Engine:
@@ -37,8 +41,13 @@ class EngineHost(Role):
 
     async def start(self) -> None:
         self._engine = await asyncio.to_thread(self._make_engine, self.config, self.name)
+        if self._folder is not None:
+            await load_folder(self._engine, self._folder)
 
     async def run(self) -> None:
+        if self._folder is not None:
+            self.activity = f"generating with the weights in {self._folder.path}"
+            await asyncio.Event().wait()  # until it is stopped
         self.activity = "waiting for weights"
         await follow(self.bus, self.name, self._load, give_up=self._sleep if takes_turns(self.config) else None)
 

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy or sampled responses to the first rows of the eval data, scored by the run's own reward."""
+"""Held-out evaluation: greedy or sampled responses to the first rows of the eval data, scored by a reward."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

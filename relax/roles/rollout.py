@@ -61,6 +61,7 @@ class Rollout(Role):
         self._reported = 0.0
         self._recorded: Counter[int] = Counter()
         self._rewards: RewardPool | None = None
+        self._eval_rewards: RewardPool | None = None
         self._source: PromptSource | None = None
         self._renderer: Renderer | None = None
         self._evaluation: Evaluation | None = None
@@ -74,12 +75,17 @@ class Rollout(Role):
         self._rewards = RewardPool(config.reward, services=self._services)
         await self._rewards.start()
         if config.eval is not None:
-            self._evaluation = Evaluation(config, tokenizer, self._rewards, self.engines, self.bus)
+            rewards = self._rewards
+            if config.eval.reward is not None:
+                rewards = self._eval_rewards = RewardPool(config.eval.reward, services=self._services)
+                await rewards.start()
+            self._evaluation = Evaluation(config, tokenizer, rewards, self.engines, self.bus)
             await self._evaluation.start()
 
     async def stop(self) -> None:
-        if self._rewards is not None:
-            await self._rewards.close()
+        for rewards in (self._rewards, self._eval_rewards):
+            if rewards is not None:
+                await rewards.close()
 
     def max_groups_in_flight(self) -> int:
         """Enough groups to fill every engine's slots while others are being scored."""

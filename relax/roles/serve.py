@@ -33,7 +33,7 @@ from relax.roles.build import make_core, make_engine, make_role
 from relax.roles.disturbance import Disturbance, slowed
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import RoleTask
-from relax.roles.topology import RoleSpec, engine_devices, engine_names
+from relax.roles.topology import RoleSpec, devices_of, engine_pools
 from relax.types import Completion, GenerateRequest, WeightManifest
 
 _MANY = 10_000  # calls in flight: the bounds are the queue's and the engines', never the transport's
@@ -213,9 +213,10 @@ class RoleDeployment:
 
     async def start(self, begin: RoleStart) -> int:
         """Builds and loads the role; returns the number of the process."""
-        engines = None
-        if self._name == "rollout":
-            engines = EnginePool({name: RayEngine(name, namespace(self._config)) for name in engine_names(self._config)})
+        pools = {
+            pool: EnginePool({name: RayEngine(name, namespace(self._config)) for name in names})
+            for pool, names in engine_pools(self._config).items()
+        }
         bus = await self._connection.open()
         task = RoleTask(
             make_role(
@@ -224,7 +225,7 @@ class RoleDeployment:
                 bus,
                 self._run_dir,
                 begin.resume,
-                engines,
+                pools,
                 first_step=begin.first_step,
                 is_restart=begin.is_restart,
                 services=begin.services,
@@ -289,7 +290,7 @@ def start_bus(config_json: str, run_dir: Path, resume: Path | None, node: dict[s
 
 def start_engine(name: str, config: RunConfig, config_json: str, run_dir: Path, address: str, node: dict[str, float]) -> Any:
     """An engine's Ray actor, not yet started."""
-    num_cpus, num_gpus = engine_devices(config)
+    num_cpus, num_gpus = devices_of(config, name)
     actor = ray.remote(EngineActor).options(
         name=name,
         num_cpus=num_cpus,

@@ -12,6 +12,8 @@ from math import ceil
 
 from relax.algorithms.table import has_advantages, is_whole_batch, made_columns, needed_columns
 from relax.config.algorithm import AlgorithmConfig, CustomConfig
+from relax.config.genrm import LocalJudgeConfig
+from relax.config.reward import FunctionRewardConfig, GenRMRewardConfig, leaves
 from relax.config.run import RunConfig
 
 
@@ -29,6 +31,9 @@ MODES = {
     "hybrid": Mode(has_services=False, takes_turns=False),
     "fully_async": Mode(has_services=True, takes_turns=False),
 }
+
+POLICY = "policy"
+"""Name of the engines that generate with the policy."""
 
 _NUM_PARTS = 4  # a step's groups reach the actor in about so many parts
 
@@ -110,7 +115,10 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     also = f"; computes {', '.join(inside)} itself" if inside else ""
     gpus = {"reference": resources.reference_gpus, "actor_fwd": resources.reference_gpus}
     gpus |= {"teacher": resources.teacher_gpus, "critic": resources.critic_gpus}
-    specs = [RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue")]
+    specs = []
+    if reason := why_judges(config):
+        specs.append(RoleSpec("genrm", reason, answers=True))
+    specs.append(RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue"))
     for name, reason in column_makers(config).items():
         if name not in inside:
             specs.append(RoleSpec(name, reason, 0.0, gpus.get(name, 0.0)))
@@ -125,6 +133,16 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
         )
     )
     return tuple(specs)
+
+
+def why_judges(config: RunConfig) -> str | None:
+    """Why there is a genrm role; none where nothing can ask it."""
+    if config.genrm is None:
+        return None
+    asking = [reward for root in config.rewards.values() for reward in leaves(root)]
+    if routes := sorted({reward.route for reward in asking if isinstance(reward, GenRMRewardConfig)}):
+        return f'asks judges what responses are worth (reward.type = "genrm", route {", ".join(routes)})'
+    return "answers what reward functions ask judges" if any(isinstance(one, FunctionRewardConfig) for one in asking) else None
 
 
 def answering_roles(config: RunConfig) -> tuple[str, ...]:
@@ -149,6 +167,32 @@ def engine_names(config: RunConfig) -> tuple[str, ...]:
     return tuple(f"engine-{index}" for index in range(config.rollout.num_engines))
 
 
+def local_judges(config: RunConfig) -> dict[str, LocalJudgeConfig]:
+    """Judges with engines of this run, by route."""
+    judges = config.genrm.judges if config.genrm is not None and why_judges(config) else {}
+    return {route: judge for route, judge in judges.items() if isinstance(judge, LocalJudgeConfig)}
+
+
+def judge_pool(route: str) -> str:
+    """Name of the engines of the judge at `route`."""
+    return f"judge-{route}"
+
+
+def engine_pools(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """All engines of a run, by what they generate with: the policy, or a judge."""
+    judges = {
+        judge_pool(route): tuple(f"{judge_pool(route)}-{index}" for index in range(judge.num_engines))
+        for route, judge in local_judges(config).items()
+    }
+    return {POLICY: engine_names(config), **judges}
+
+
+def judge_of(config: RunConfig, engine: str) -> LocalJudgeConfig | None:
+    """The judge that the engine of this name generates with; none for those of the policy."""
+    pools, judges = engine_pools(config), local_judges(config)
+    return next((judge for route, judge in judges.items() if engine in pools[judge_pool(route)]), None)
+
+
 def engine_devices(config: RunConfig) -> tuple[float, float]:
     """CPUs and GPUs that Ray sets aside for each engine: where it takes turns, its part of the actor's own."""
     resources = config.resources
@@ -156,6 +200,13 @@ def engine_devices(config: RunConfig) -> tuple[float, float]:
         share = 0.5 / config.rollout.num_engines
         return share * resources.actor_cpus, share * resources.actor_gpus
     return resources.engine_cpus, resources.engine_gpus
+
+
+def devices_of(config: RunConfig, engine: str) -> tuple[float, float]:
+    """CPUs and GPUs that Ray sets aside for the engine of this name; a judge's has its own, in every mode."""
+    if judge_of(config, engine) is not None:
+        return config.resources.genrm_cpus, config.resources.genrm_gpus
+    return engine_devices(config)
 
 
 def takes_turns(config: RunConfig) -> bool:

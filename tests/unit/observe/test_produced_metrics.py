@@ -12,6 +12,7 @@ from relax.config.algorithm import CISPOConfig, GRPOConfig, OPDFullConfig, PPOCo
 from relax.control.step_row import StepRow
 from relax.observe.metrics import METRICS, describe
 from relax.roles.evaluation import summarise
+from relax.roles.genrm import TOTALS as GENRM_TOTALS
 from relax.roles.rows import Rows
 from relax.roles.step_metrics import StepMetrics
 from relax.train.backend import StepSums
@@ -65,6 +66,7 @@ def step_row():
     row = StepRow()
     row.of_role({f"critic/{name}": value for name, value in OPTIMIZER.items()})
     row.of_role({"teacher/latency_s": 0.1})
+    row.totals({"role": "genrm", "totals": dict.fromkeys(GENRM_TOTALS, 1.0)})
     row.rollout({"counts": ROLLOUT_COUNTS, "waited_s": 1.0})
     return row.finish(metrics.finish(OPTIMIZER, now=2.0), now=2.0)
 

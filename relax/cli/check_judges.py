@@ -1,0 +1,65 @@
+"""What `relax check` can say about judges, without asking one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from relax.cli.findings import Finding, error, ok, warning
+from relax.config import RunConfig
+from relax.config.genrm import JudgeConfig, LocalJudgeConfig
+from relax.config.reward import GenRMRewardConfig, leaves
+from relax.errors import ModelError
+from relax.models.folder import read_model_folder
+from relax.roles.topology import why_judges
+
+
+def judge_findings(config: RunConfig) -> Iterator[Finding]:
+    """On each judge, and on rewards that wait for one less long than it may take."""
+    if config.genrm is None:
+        return
+    if why_judges(config) is None:
+        yield warning("genrm", 'has no effect: no reward asks a judge; set reward.type = "genrm"')
+        return
+    for route, judge in config.genrm.judges.items():
+        key = f"genrm.judges.{route}"
+        yield from _local(key, judge) if isinstance(judge, LocalJudgeConfig) else _served(key, judge)
+    for key, root in config.rewards.items():
+        for reward in leaves(root):
+            if isinstance(reward, GenRMRewardConfig):
+                limit = config.genrm.judges[reward.route].request_time_limit_s
+                if root.time_limit_s < limit:
+                    yield warning(
+                        f"{key}.time_limit_s",
+                        f"{root.time_limit_s:g}, and one request may take genrm.judges.{reward.route}.request_time_limit_s = "
+                        f"{limit:g}: a slow judge, or one that is restarted, means responses without a reward",
+                    )
+
+
+def _local(key: str, judge: LocalJudgeConfig) -> Iterator[Finding]:
+    try:
+        folder = read_model_folder(judge.model)
+    except ModelError as failure:
+        yield error(f"{key}.model.path", f"{key}.{failure}" if str(failure).startswith("model.") else str(failure))
+        return
+    context = judge.model.max_context or folder.context
+    if not folder.has_chat_template:
+        yield error(f"{key}.model.path", f"the tokenizer of {folder.path} has no chat template, which a judge needs")
+    if context and judge.max_new_tokens >= context:
+        yield error(
+            f"{key}.max_new_tokens",
+            f"{judge.max_new_tokens} leaves no room for a question in a context of {context} tokens: use less",
+        )
+    if judge.engine.device.startswith("cuda") and not Path("/dev/nvidiactl").exists():
+        yield error(f"{key}.engine.device", f"{judge.engine.device!r}, and this machine has no NVIDIA device: use auto or cpu")
+    yield ok(
+        f"{key}.model.path",
+        f"{folder.path}: {folder.model_type}, {folder.num_params / 1e6:.2f} M parameters, context {context}",
+    )
+
+
+def _served(key: str, judge: JudgeConfig) -> Iterator[Finding]:
+    assert not isinstance(judge, LocalJudgeConfig)
+    if judge.api_key_env is not None and not os.environ.get(judge.api_key_env):
+        yield error(f"{key}.api_key_env", f"{judge.api_key_env!r}: this environment variable is not set")
+    else:
+        yield ok(key, f"{judge.model} at {judge.url}, which was not asked")
