@@ -32,6 +32,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_omni(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model that sees or hears, by its family; built when first asked for."""
+    from relax.models.tiny_omni import build_tiny_omni
+
+    root = tmp_path_factory.mktemp("omni")
+
+    def build(family: str) -> Path:
+        if not (root / family).is_dir():
+            build_tiny_omni(root / family, family)
+        return root / family
+
+    return build
+
+
 @pytest.fixture
 def run_file(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
     """Writes a run file for `tiny_model` into `tmp_path`; `runs/` lies beside it. Overrides are left to the command line."""

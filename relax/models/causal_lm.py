@@ -130,14 +130,13 @@ class TransformersForward:
     """Any transformers causal language model whose layers go through the attention interface."""
 
     def __init__(self, model: Any) -> None:
-        _register_interface()
         self.model = model
         config = model.config.get_text_config()
         self.num_layers = int(config.num_hidden_layers)
         self.num_heads = int(config.num_attention_heads)
         self.num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-        self.model.set_attn_implementation(_INTERFACE)
+        use_flat_attention(self.model)
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
@@ -167,9 +166,11 @@ def _flat_attention(
     return attend(module.layer_idx, *flat)[None], None
 
 
-def _register_interface() -> None:
+def use_flat_attention(model: Any) -> None:
+    """Has the layers of a transformers `model` call what is handed in as `relax_attend`."""
     # here, since importing transformers takes seconds that a check or a help page need not spend
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_INTERFACE, _flat_attention)
     AttentionMaskInterface.register(_INTERFACE, lambda *args, **options: None)
+    model.set_attn_implementation(_INTERFACE)

@@ -7,7 +7,7 @@ which works on it works on a real model.
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL = (PAD, START, END)
 _WORDS = "<|im_start|>system\nuser\nassistant\n<tool_response>\n"  # so that the template's words are whole tokens
 _NUM_PROBLEMS = 500
+
+# What `model.build` of relax sft names: arguments of `build_tiny_model`. They share a tokenizer, so one can teach another.
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "tiny": {},
+    "small": {"hidden_size": 192, "num_heads": 6, "num_kv_heads": 2, "intermediate_size": 576},
+}
 
 
 def build_tiny_model(
@@ -92,8 +98,13 @@ def build_tiny_model(
     tokenizer.save_pretrained(folder)
 
 
-def make_tokenizer(vocab_size: int, max_context: int) -> Any:
-    """A byte-level BPE `PreTrainedTokenizerFast` with single digits and the chat template, the same at every call."""
+def make_tokenizer(
+    vocab_size: int, max_context: int, named: Mapping[str, str] | None = None, chat_template: str = CHAT_TEMPLATE
+) -> Any:
+    """A byte-level BPE `PreTrainedTokenizerFast` with single digits and the chat template, the same at every call.
+
+    `named` are special tokens besides, which the tokenizer gives by these names (`tokenizer.image_token`).
+    """
     # here, for the same reason as above
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -105,7 +116,7 @@ def make_tokenizer(vocab_size: int, max_context: int) -> Any:
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(_SPECIAL),
+        special_tokens=[*_SPECIAL, *(named or {}).values()],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -115,9 +126,10 @@ def make_tokenizer(vocab_size: int, max_context: int) -> Any:
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         model_max_length=max_context,
         clean_up_tokenization_spaces=False,
+        **({"extra_special_tokens": dict(named)} if named else {}),
     )
 
 

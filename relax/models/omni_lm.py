@@ -1,0 +1,235 @@
+"""The flat forward pass of models that see and hear: the text model runs on token embeddings with encoders' results among them.
+
+    features --encoders, once a prompt--> Encoded --+
+    ids [T] --embed--> tokens, media where their ids stand --> text model: positions [3, T], attend --> hidden [T, d]
+
+Any transformers model fits that has `get_image_features` and its like: encoders, position indices and layers are its own. Not
+its own is attention, which the caller hands in, so that any number of prompts may lie end to end.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from relax.errors import ModelError
+from relax.models.causal_lm import Attend, use_flat_attention
+
+Features = Mapping[str, Any]  # numpy arrays or tensors by name, as `models/processor.py` describes them
+
+_KINDS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
+_GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+_TYPES = {"image": 1, "video": 2, "audio": 3}
+
+
+def is_omni(config: Any) -> bool:
+    """Whether `config` is of a model that reads more than text."""
+    return any(getattr(config, f"{part}_config", None) is not None for part in ("thinker", "vision", "audio"))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What encoders made of the media of one or more prompts, by kind and in order: `embeds [N, d]`, and `deep`, further
+    `[N, d]` that the first layers of the text model add to their results (DeepStack)."""
+
+    embeds: Mapping[str, Tensor] = field(default_factory=dict)
+    deep: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def join(parts: Sequence["Encoded"]) -> "Encoded":
+        """Those of several prompts that will lie end to end in this order."""
+        kinds = {kind for part in parts for kind in part.embeds}
+        having = {kind: [part for part in parts if kind in part.embeds] for kind in kinds}
+        deep = {
+            kind: [torch.cat(layer) for layer in zip(*(part.deep.get(kind, ()) for part in having[kind]), strict=True)]
+            for kind in kinds
+        }
+        return Encoded({kind: torch.cat([part.embeds[kind] for part in having[kind]]) for kind in kinds}, deep)
+
+
+class OmniForward:
+    """A `FlatForward` on the transformers model's own parameters. `media_ids` are the tokens that stand for media."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._core = getattr(model, "thinker", model)
+        self._text = self._core.get_decoder()
+        use_flat_attention(self._text)
+        config = self._text.config
+        self.num_layers = int(config.num_hidden_layers)
+        self.num_heads = int(config.num_attention_heads)
+        self.num_kv_heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self.token_ids = {kind: token for kind in _KINDS if (token := media_token_id(self._core.config, kind)) is not None}
+        self.media_ids = tuple(sorted(self.token_ids.values()))
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor | None]:
+        head = self._core.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"{type(self.model).__name__} has no vocabulary head: relax trains models that write text")
+        return head.weight, getattr(head, "bias", None)
+
+    # -- media --------------------------------------------------------------------------------------------------------
+    def encode(self, features: Features) -> Encoded:
+        """Runs the encoders on all media of `features`, with a graph where gradients are enabled."""
+        embeds: dict[str, Tensor] = {}
+        deep: dict[str, Sequence[Tensor]] = {}
+        for kind, name in _KINDS.items():
+            if name in features:
+                embeds[kind], deep[kind] = self._encode(kind, features)
+        return Encoded(embeds, deep)
+
+    def _encode(self, kind: str, features: Features) -> tuple[Tensor, Sequence[Tensor]]:
+        given = self._send(features[_KINDS[kind]])
+        if kind in _GRIDS:
+            found = getattr(self._core, f"get_{kind}_features")(given, self._send(features[_GRIDS[kind]]))
+            deep = getattr(found, "deepstack_features", None) or ()
+            return _flat(found.pooler_output), [_flat(layer) for layer in deep]
+        sounds = torch.split(given, torch.as_tensor(features["audio_lengths"]).tolist())
+        mask = pad_sequence([torch.ones(len(sound), device=given.device) for sound in sounds], batch_first=True).long()
+        padded = pad_sequence(list(sounds), batch_first=True).transpose(1, 2)
+        found = self._core.get_audio_features(padded, feature_attention_mask=mask)
+        return _flat(found.last_hidden_state), ()
+
+    def touch(self, seen: Encoded | None = None) -> Tensor:
+        """Zero, through every encoder that `seen` did not come from: so each micro-batch reaches the same parameters, with
+        gradients that are exactly zero where there was nothing to see or hear."""
+        total: Tensor = self._text.embed_tokens.weight.new_zeros(())
+        kinds = set(seen.embeds) if seen is not None else set()
+        if "image" in self.token_ids and not kinds & {"image", "video"}:
+            total = total + _nothing(*self._encode("image", self._blank_image))
+        if "audio" in self.token_ids and "audio" not in kinds:
+            total = total + _nothing(*self._encode("audio", self._blank_sound))
+        return total
+
+    @cached_property
+    def _blank_image(self) -> Features:
+        config = self._core.config.vision_config
+        side, patch = config.spatial_merge_size, config.patch_size
+        width = config.in_channels * config.temporal_patch_size * patch**2
+        return {"pixel_values": torch.zeros(side**2, width), "image_grid_thw": torch.tensor([[1, side, side]])}
+
+    @cached_property
+    def _blank_sound(self) -> Features:
+        frames = 2 * self._core.config.audio_config.n_window
+        return {"input_features": torch.zeros(frames, self._core.config.audio_config.num_mel_bins), "audio_lengths": [frames]}
+
+    def positions(self, ids: Sequence[int] | np.ndarray[Any, Any], features: Features | None) -> tuple[Tensor, float]:
+        """`[3, P]` float32 on the host, and what a later token's place has to be raised by: token `t >= P` stands at `t +` it.
+
+        Raises `ModelError` where the ids have not as many places as `features` have media.
+        """
+        tokens = torch.from_numpy(np.array(ids, np.int64))[None]
+        if not features:
+            return torch.arange(tokens.shape[1], dtype=torch.float32).expand(3, -1), 0.0
+        self._check_places(tokens[0], features)
+        types = torch.zeros_like(tokens)
+        for kind, token in self.token_ids.items():
+            types[tokens == token] = _TYPES[kind]
+        # A mark that begins nothing is text: a policy may write one, and the models' own indexing would look for its medium.
+        begins_nothing = (types == 0) & (types.roll(-1, 1) == 0)
+        for name in ("vision_start_token_id", "audio_start_token_id"):
+            tokens[begins_nothing & (tokens == getattr(self._core.config, name, -1))] = 0
+        given = {
+            "input_ids": tokens,
+            "attention_mask": torch.ones_like(tokens),
+            "mm_token_type_ids": types,
+            "second_per_grids": _host(features.get("video_second_per_grid")),
+            "audio_seqlens": _host(features.get("audio_lengths")),
+            **{name: _host(features.get(name)) for name in _GRIDS.values()},
+        }
+        find, names = self._rope
+        try:
+            found, delta = find(**{name: value for name, value in given.items() if name in names})
+        except (ValueError, IndexError, RuntimeError, StopIteration, TypeError) as error:
+            raise ModelError(f"a prompt's media do not fit its token ids: {type(error).__name__}: {error}") from error
+        return found[:, 0].float(), float(delta.reshape(-1)[0])
+
+    def _check_places(self, tokens: Tensor, features: Features) -> None:
+        merge = self._core.config.vision_config.spatial_merge_size**2 if hasattr(self._core.config, "vision_config") else 1
+        for kind, name in _GRIDS.items():
+            if kind in self.token_ids:
+                places = int((tokens == self.token_ids[kind]).sum())
+                wanted = int(_host(features[name]).prod(-1).sum()) // merge if name in features else 0  # type: ignore[union-attr]
+                if places != wanted:
+                    raise ModelError(f"a prompt has {places} tokens for {kind}s, its {kind}s take {wanted}")
+
+    @cached_property
+    def _rope(self) -> tuple[Any, frozenset[str]]:
+        """The model's own indexing of positions, and what it asks for."""
+        owner = next(
+            (part for part in (self._core, getattr(self._core, "model", None)) if hasattr(part, "get_rope_index")), None
+        )
+        if owner is None:
+            raise ModelError(f"{type(self._core).__name__} has no get_rope_index: relax does not know where its tokens stand")
+        return owner.get_rope_index, frozenset(inspect.signature(owner.get_rope_index).parameters)
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, encoded: Encoded | None = None) -> Tensor:
+        """`ids [T]`, `positions [3, T]` (or `[T]` for text) -> `[T, d]`, after the final norm.
+
+        `encoded` holds the media of all prompts in `ids`, in order. Raises `ModelError` where they do not fill their places.
+        """
+        x: Tensor = self._text.embed_tokens(ids)
+        options: dict[str, Any] = {}
+        if encoded is not None and encoded.embeds:
+            masks = {kind: (ids == self.token_ids[kind])[:, None] for kind in encoded.embeds}
+            x, layers = self._place(x, masks, encoded)
+            if layers:
+                options = {"visual_pos_masks": torch.ones_like(ids, dtype=torch.bool)[None], "deepstack_visual_embeds": layers}
+        if positions.ndim == 1:
+            positions = positions.expand(3, -1)
+        out = self._text(
+            inputs_embeds=x[None], position_ids=positions[:, None], use_cache=False, relax_attend=attend, **options
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _place(self, x: Tensor, masks: Mapping[str, Tensor], encoded: Encoded) -> tuple[Tensor, list[Tensor]]:
+        """Token embeddings with media among them, and what the first layers are to add, zero at places of text."""
+        layers = [torch.zeros_like(x) for _ in range(max(len(deep) for deep in encoded.deep.values()))]
+        for kind, embeds in encoded.embeds.items():
+            places = int(masks[kind].sum())
+            if places != len(embeds):
+                raise ModelError(f"{places} tokens stand for {kind}s, whose encoder gives {len(embeds)} embeddings")
+            x = x.masked_scatter(masks[kind], embeds.to(x.dtype))
+            layers[: len(encoded.deep[kind])] = [
+                layer.masked_scatter(masks[kind], deep.to(x.dtype))
+                for layer, deep in zip(layers, encoded.deep[kind], strict=False)
+            ]
+        return x, layers
+
+    def _send(self, values: Any) -> Tensor:
+        return torch.as_tensor(values).to(self._text.embed_tokens.weight.device)
+
+
+def media_token_id(config: Any, kind: str) -> int | None:
+    """The token that stands for media of this kind, or none: `config` is that of the model, or of its thinker."""
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
+        if getattr(config, name, None) is not None:
+            return int(getattr(config, name))
+    return None
+
+
+def _flat(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """`[N, d]` of what may come one medium at a time."""
+    joined: Tensor = parts.flatten(0, -2) if isinstance(parts, Tensor) else torch.cat(list(parts))
+    return joined
+
+
+def _nothing(embeds: Tensor, deep: Sequence[Tensor]) -> Tensor:
+    total = embeds.sum()
+    for layer in deep:
+        total = total + layer.sum()
+    return total * 0.0
+
+
+def _host(values: Any) -> Tensor | None:
+    return None if values is None else torch.as_tensor(values).cpu()

@@ -1,0 +1,125 @@
+"""Prompts with media become the ids that transformers' own processors give, with a way back to one id a medium."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from omni_prompts import image, messages, prepare, sound, video
+
+from relax.data.media.decoded import Audio, Image, Video
+from relax.errors import DataError, ModelError
+from relax.models.processor import OmniProcessor
+
+CONTENTS = {
+    "image": (image(), "What is it?"),
+    "images, the second one first in the text": ("Of ", image(), " and ", image(128, 64, 1), "?"),
+    "side by side": (image(), image(70, 200, 1), "?"),
+    "video": (video(5, 2.5), "What happens?"),
+    "odd frames and an image": (image(), video(3, 4.0), "?", image(64, 64, 2)),
+    "video at the end": ("See:", video(2)),
+}
+SOUNDS = {"sounds": (sound(0.3), "or", sound(1.2, 1)), "all": (image(), sound(), video(), "?", sound(1.0, 2), image(64, 64, 3))}
+
+
+@pytest.fixture(scope="module")
+def processors(tiny_omni):
+    torch.set_num_threads(1)
+    found = {}
+    return lambda family: found.setdefault(family, OmniProcessor(tiny_omni(family)))
+
+
+def own_output(processor: OmniProcessor, content):
+    """What transformers' processor gives when it is called as its documentation says."""
+    images, videos, sounds = ([c for c in content if isinstance(c, kind)] for kind in (Image, Video, Audio))
+    metadata = [{"fps": v.fps, "total_num_frames": len(v.frames), "frames_indices": list(range(len(v.frames)))} for v in videos]
+    options = {"do_sample_frames": False, "video_metadata": metadata}
+    return processor._processor(
+        text=[processor.render(messages(*content))],
+        **({"images": [i.pixels for i in images]} if images else {}),
+        **({"videos": [v.frames for v in videos], "videos_kwargs": options} if videos else {}),
+        **({"audio": [s.samples for s in sounds]} if sounds else {}),
+        return_tensors="np",
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "content"),
+    [("qwen3_vl", c) for c in CONTENTS.values()]
+    + [(family, c) for family in ("qwen3_omni", "qwen2_5_omni") for c in SOUNDS.values()],
+)
+def test_ids_and_features_are_the_processors_own(processors, family, content) -> None:
+    processor = processors(family)
+    found, own = prepare(processor, *content), own_output(processor, content)
+    assert found.ids.tolist() == own["input_ids"][0].tolist()
+    for name in ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw"):
+        assert (name in found.features) == (name in own)
+        if name in own:
+            assert np.array_equal(found.features[name], own[name])
+    if "input_features" in own:
+        mask = own["feature_attention_mask"].astype(bool)
+        assert np.array_equal(found.features["input_features"], own["input_features"].transpose(0, 2, 1)[mask])
+        assert found.features["audio_lengths"].tolist() == mask.sum(1).tolist()
+
+
+@pytest.mark.parametrize("content", [*CONTENTS.values(), *SOUNDS.values()])
+def test_the_two_tracks_lie_on_one_another(processors, content) -> None:
+    processor = processors("qwen3_omni" if any(isinstance(c, Audio) for c in content) else "qwen3_vl")
+    prompt = prepare(processor, *content)
+    media = set(processor.token_ids.values())
+    back, at = [], 0
+    for expansion in prompt.expansions:
+        inside = prompt.ids[expansion.start : expansion.start + expansion.length].tolist()
+        assert media & set(inside) == {processor.token_ids[expansion.kind]}
+        back += [*prompt.ids[at : expansion.start].tolist(), prompt.unexpanded[expansion.place]]
+        at = expansion.start + expansion.length
+    assert [*back, *prompt.ids[at:].tolist()] == prompt.unexpanded.tolist()
+    assert prompt.unexpanded.tolist() == processor.tokenizer(processor.render(messages(*content))).input_ids
+
+
+def test_frames_stand_at_their_times(processors) -> None:
+    prompt = prepare(processors("qwen3_vl"), video(6, 2.0), "?")
+    times = [float(t) for t in re.findall(r"<([\d.]+) seconds>", processors("qwen3_vl").tokenizer.decode(prompt.ids))]
+    assert np.allclose(times, [0.25, 1.25, 2.25], atol=0.06)  # the middle of each pair of frames, to a tenth of a second
+    assert all(b - a == pytest.approx(1.0, abs=0.11) for a, b in pairwise(times))
+
+
+def test_each_video_has_its_own_seconds_per_grid(processors) -> None:
+    prompt = prepare(processors("qwen2_5_omni"), video(4, 1.0), video(2, 5.0), "?")
+    assert prompt.features["video_second_per_grid"].tolist() == pytest.approx([2.0, 0.4])
+
+
+def test_text_alone_has_no_features(processors) -> None:
+    prompt = prepare(processors("qwen3_vl"), "1+1=?")
+    assert prompt.ids.tolist() == prompt.unexpanded.tolist()
+    assert not prompt.features
+    assert not prompt.expansions
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "message"),
+    [
+        ((image(), "?"), [], "has places for image, its media are none"),
+        (("?",), [image()], "has places for none, its media are image"),
+        ((image(), "a literal <|image_pad|>"), [image()], "has places for image, image"),
+        ((image(), video()), [video(), image()], "same order"),
+        ((image(),), [image(1, 300)], "does not take"),
+        ((video(),), [Video(video().frames, video().times, 4.0, sound())], "sound beside it"),
+    ],
+)
+def test_media_that_do_not_fit_are_refused(processors, content, media, message) -> None:
+    processor = processors("qwen3_vl")
+    with pytest.raises(DataError, match=re.escape(message)):
+        processor.prepare(processor.render(messages(*content)), media)
+
+
+def test_a_sound_at_another_rate_is_refused(processors) -> None:
+    processor = processors("qwen3_omni")
+    with pytest.raises(DataError, match="8000 samples a second, the model hears 16000"):
+        processor.prepare(processor.render(messages(sound())), [Audio(sound().samples, 8000)])
+
+
+def test_a_folder_that_only_reads_is_refused(tiny_model) -> None:
+    with pytest.raises(ModelError, match="processor"):
+        OmniProcessor(tiny_model)
