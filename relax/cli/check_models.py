@@ -1,4 +1,4 @@
-"""What `relax check` can say about the models beside the policy: the critic's and the teacher's."""
+"""What `relax check` can say about the models beside the policy: the critic's, the teacher's and the reward model's."""
 
 import json
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ from relax.cli.memory import longest_sample
 from relax.config import RunConfig
 from relax.config.algorithm import OPDFullConfig, needs_teacher
 from relax.config.model import ModelConfig
+from relax.config.reward import RewardModelRewardConfig, reward_model_of
 from relax.errors import ConfigError, ModelError
 from relax.models.folder import ModelFolder, read_model_folder
 
 
 def other_model_findings(config: RunConfig, policy: ModelFolder | None, *, ask_teacher: bool = False) -> Iterator[Finding]:
-    """On critic and teacher, where the algorithm has them, and on settings of those that it has not. `ask_teacher`: the server
-    of a teacher is asked about a few tokens; else nothing is connected to."""
+    """On critic and teacher, where the algorithm has them, on settings of those that it has not, and on the reward model.
+    `ask_teacher`: the server of a teacher is asked about a few tokens; else nothing is connected to."""
     algorithm, critic, teacher = config.algorithm, config.critic, config.teacher
     if not has_critic(algorithm):
         for name in sorted(critic.model_fields_set):
@@ -35,6 +36,34 @@ def other_model_findings(config: RunConfig, policy: ModelFolder | None, *, ask_t
             yield _server(config, ask_teacher=ask_teacher)
     elif teacher is not None:
         yield warning("teacher", f'has no effect with algorithm.type = "{algorithm.type}", which has no teacher')
+    if (reward_model := reward_model_of(config.rewards.values())) is not None:
+        yield from _reward_model(config, reward_model, policy)
+
+
+def _reward_model(config: RunConfig, reward: RewardModelRewardConfig, policy: ModelFolder | None) -> Iterator[Finding]:
+    key = "reward.model.path"
+    try:
+        folder = read_model_folder(reward.model)
+    except ModelError as failure:
+        yield error(key, f"{key}{str(failure).removeprefix('model.path')}")
+        return
+    described = json.loads((folder.path / "config.json").read_text("utf-8"))
+    kind, num_labels = str((described.get("architectures") or ["unknown"])[0]), len(described.get("id2label") or (0, 1))
+    if not kind.endswith("ForSequenceClassification"):
+        yield error(key, f'{folder.path} is a {kind}; relax sft with task.type = "reward_model" makes a classifier of it')
+    elif reward.label >= num_labels:
+        yield error("reward.label", f"{reward.label}, and {folder.path} has {num_labels} label(s), counted from 0")
+    elif config.data.chat_template and not folder.has_chat_template:
+        yield error(key, f"the tokenizer of {folder.path} has no chat template, and the prompts are chat messages")
+    else:
+        yield ok(key, f"{folder.path}: {kind}, {folder.num_params / 1e6:.2f} M parameters, context {folder.context}")
+    context = reward.model.max_context or folder.context
+    if policy is not None and context and longest_sample(config, policy) > context:
+        yield warning(
+            key,
+            f"a sample may have {longest_sample(config, policy)} tokens, and the context of {folder.path} has {context}: those "
+            "that are longer have no reward",
+        )
 
 
 def _server(config: RunConfig, *, ask_teacher: bool) -> Finding:

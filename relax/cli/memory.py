@@ -4,6 +4,7 @@ from math import ceil
 
 from relax.config.algorithm import OPDFullConfig
 from relax.config.model import ModelConfig
+from relax.config.reward import reward_model_of
 from relax.config.run import RunConfig
 from relax.errors import ModelError
 from relax.models.folder import ModelFolder, read_model_folder
@@ -38,7 +39,7 @@ def memory_bytes(config: RunConfig, model: ModelFolder) -> dict[str, int]:
     if "reference" in inside:
         parts["actor: copies of weights for the reference"] = 2 * weights
     parts |= _others(config, model)
-    others = sum(spec.name in ("teacher", "critic") for spec in role_specs(config))
+    others = sum(spec.name in ("teacher", "critic", "reward_model") for spec in role_specs(config))
     heavy = 1 + rollout.num_engines + len(scoring) + others
     if config.run.runtime == "inprocess":
         parts["process"] = _TORCH_PROCESS_BYTES
@@ -49,7 +50,7 @@ def memory_bytes(config: RunConfig, model: ModelFolder) -> dict[str, int]:
 
 
 def _others(config: RunConfig, policy: ModelFolder) -> dict[str, int]:
-    """Critic and teacher, wherever they run: models of their own."""
+    """Critic, teacher and reward model, wherever they run: models of their own."""
     parts, makers = {}, column_makers(config)
     if "critic" in makers:
         num_params, width = _size(config.critic.model or config.model, policy)
@@ -57,6 +58,9 @@ def _others(config: RunConfig, policy: ModelFolder) -> dict[str, int]:
     if "teacher" in makers and config.teacher is not None and config.teacher.model is not None:
         num_params, width = _size(config.teacher.model, policy)
         parts["teacher: weights"] = num_params * width
+    if (reward_model := reward_model_of(config.rewards.values())) is not None:
+        num_params, width = _size(reward_model.model, policy)
+        parts["reward_model: weights"] = num_params * width
     return parts
 
 

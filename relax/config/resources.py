@@ -32,3 +32,5 @@ class ResourcesConfig(Section):
     """CPUs that Ray sets aside for each engine of a local judge."""
     genrm_gpus: float = Field(0.0, ge=0)
     """GPUs that Ray sets aside for each engine of a local judge, in every mode."""
+    reward_model_gpus: float = Field(0.0, ge=0)
+    """GPUs that Ray sets aside for the reward_model role."""

@@ -1,13 +1,14 @@
 """`[reward]`: how a response is scored, chosen by `reward.type`."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax.config.base import Section
 from relax.config.mistakes import explain
+from relax.config.model import ModelConfig
 from relax.config.verdict import ChoiceVerdictConfig, VerdictConfig
 
 _OWN_KEY = re.compile(r"\breward\.(?!num_workers|time_limit_s)")  # the two that only the outermost section has
@@ -205,6 +206,29 @@ class GenRMRewardConfig(RewardSection):
         return self
 
 
+class RewardModelRewardConfig(RewardSection):
+    """What a classifier of whole conversations says, which a role of the run computes."""
+
+    type: Literal["reward_model"] = "reward_model"
+    """Name of the reward."""
+    time_limit_s: float = Field(60.0, gt=0)
+    """Longest time of one call, in seconds; a reward model that is down is waited for so long."""
+    model: ModelConfig
+    """The classifier, a decoder with transformers' head for sequences: its weights, tokenizer and chat template."""
+    label: int = Field(0, ge=0)
+    """Which of the classifier's labels is the reward."""
+    scale: Literal["logit", "probability"] = "logit"
+    """`logit`: the label's as it is; `probability`: the label's among all of them, or of a single one the sigmoid."""
+    batch_size: int = Field(32, ge=1)
+    """Most responses in one request of a worker."""
+    max_tokens_per_pass: int = Field(8192, ge=1)
+    """Token budget of one forward pass; a longer conversation makes a pass of its own."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: a CUDA device if there is one."""
+    num_threads: int = Field(1, ge=1)
+    """Threads of torch in the reward model's process."""
+
+
 class DiversityRewardConfig(RewardSection):
     """How little a response has in common with the others of its group: 1 less the mean overlap of runs of words."""
 
@@ -312,6 +336,7 @@ RewardConfig = Annotated[
     | ReasoningGymRewardConfig
     | RemoteRewardConfig
     | GenRMRewardConfig
+    | RewardModelRewardConfig
     | DiversityRewardConfig
     | FunctionRewardConfig
     | SumRewardConfig
@@ -345,3 +370,15 @@ def leaves(config: RewardConfig) -> Iterator[RewardConfig]:
         yield from leaves(child)
     if not inner:
         yield config
+
+
+def reward_model_of(roots: Iterable[RewardConfig]) -> RewardModelRewardConfig | None:
+    """The reward with the highest label of those that ask the role `reward_model`, if any does.
+
+    Raises `ValueError` when they want different models: there is one role.
+    """
+    found = [leaf for root in roots for leaf in leaves(root) if isinstance(leaf, RewardModelRewardConfig)]
+    for name in ("model", "max_tokens_per_pass", "device", "num_threads"):
+        if len({str(getattr(leaf, name)) for leaf in found}) > 1:
+            raise ValueError(f'all rewards of type = "reward_model" ask one role: give them the same {name}')
+    return max(found, key=lambda leaf: leaf.label, default=None)

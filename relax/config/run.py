@@ -13,7 +13,7 @@ from relax.config.genrm import GenRMConfig, fault_of_route
 from relax.config.model import ModelConfig
 from relax.config.observe import ObserveConfig
 from relax.config.resources import ResourcesConfig
-from relax.config.reward import GenRMRewardConfig, RewardConfig, leaves
+from relax.config.reward import GenRMRewardConfig, RewardConfig, leaves, reward_model_of
 from relax.config.rollout import RolloutConfig
 from relax.config.services import ServicesConfig
 from relax.config.teacher import TeacherConfig
@@ -91,6 +91,11 @@ class RunConfig(Section):
             for reward in leaves(root):
                 if isinstance(reward, GenRMRewardConfig) and (fault := fault_of_route(reward, self.genrm)):
                     raise ValueError(f"{key}.{fault}")
+        return self
+
+    @model_validator(mode="after")
+    def _agree_on_a_reward_model(self) -> "RunConfig":
+        reward_model_of(self.rewards.values())
         return self
 
     @model_validator(mode="after")

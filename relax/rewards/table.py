@@ -23,6 +23,7 @@ REWARDS: dict[str, str] = {
     "reasoning_gym": "relax.rewards.reasoning_gym:make_reasoning_gym",
     "remote": "relax.rewards.remote:make_remote",
     "genrm": "relax.rewards.genrm:make_genrm",
+    "reward_model": "relax.rewards.reward_model:make_reward_model",
     "diversity": "relax.rewards.diversity:make_diversity",
     "function": "relax.rewards.function:make_function",
 }

@@ -17,6 +17,7 @@ from relax.roles.columns import ColumnMaker, ColumnRole
 from relax.roles.critic import Critic, CriticRole, MakeCritic
 from relax.roles.genrm import GenRM
 from relax.roles.logprobs import CurrentPolicy, PublishedPolicy, Reference, SwappedReference
+from relax.roles.reward_model import RewardModel
 from relax.roles.role import MakeBackend, Role
 from relax.roles.rollout import Rollout
 from relax.roles.served_teacher import ServedTeacher
@@ -118,6 +119,8 @@ def make_role(
                 return make_inside(config, backend, run_dir, make_backend, make_critic)
 
             return Actor(config, bus, run_dir, resume, make_backend, inside)
+        case "reward_model":
+            return RewardModel(config, bus)
         case "critic":
             return CriticRole(config, bus, run_dir, make_critic, first_step, is_restart=is_restart)
     return ColumnRole(name, config, bus, make_column_maker(name, config, run_dir, first_step, make_backend))

@@ -13,7 +13,7 @@ from math import ceil
 from relax.algorithms.table import has_advantages, is_whole_batch, made_columns, needed_columns
 from relax.config.algorithm import AlgorithmConfig, CustomConfig
 from relax.config.genrm import LocalJudgeConfig
-from relax.config.reward import FunctionRewardConfig, GenRMRewardConfig, leaves
+from relax.config.reward import FunctionRewardConfig, GenRMRewardConfig, leaves, reward_model_of
 from relax.config.run import RunConfig
 
 
@@ -118,6 +118,9 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     specs = []
     if reason := why_judges(config):
         specs.append(RoleSpec("genrm", reason, answers=True))
+    if (reward_model := reward_model_of(config.rewards.values())) is not None:
+        reason, threads = f"scores responses with {reward_model.model.path}", reward_model.num_threads
+        specs.append(RoleSpec("reward_model", reason, 0.0, resources.reward_model_gpus, threads, answers=True))
     specs.append(RoleSpec("rollout", "generates groups, scores them and puts them into the transfer queue"))
     for name, reason in column_makers(config).items():
         if name not in inside:

@@ -225,3 +225,29 @@ def test_a_teacher_has_to_read_what_the_policy_writes(small_run, fake_model, spo
     found = _found(check(small_run, ["algorithm.type=opd", f"teacher.model.path={teacher}", *overrides]))
     assert (expected or "") in found
     assert bool(found) == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "expected"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"]}, [], 'is a Qwen3ForCausalLM; relax sft with task.type = "reward_model"'),
+        ({}, ["reward.label=1"], "reward.label: 1, and"),
+        ({"max_position_embeddings": 8}, [], "those that are longer have no reward"),
+        ({}, [], None),
+    ],
+)
+def test_a_reward_model_has_to_be_a_classifier_that_reads_all_samples(small_run, fake_model, changes, overrides, expected):
+    judge = small_run.parent / "judge"
+    shutil.copytree(fake_model(), judge)
+    described = json.loads((judge / "config.json").read_text()) | {"id2label": {"0": "LABEL_0"}}
+    described |= {"architectures": ["Qwen3ForSequenceClassification"]} | changes
+    (judge / "config.json").write_text(json.dumps(described))
+    report = check(small_run, ["reward.type=reward_model", f"reward.model.path={judge}", *overrides])
+    found = [finding for finding in (*report.errors, *report.warnings) if finding.about.startswith("reward")]
+    assert "".join(f"{finding.about}: {finding.text}" for finding in found).count(expected or "no fault") == len(found)
+    assert bool(found) == (expected is not None)
+
+
+def test_a_reward_model_that_is_not_there_is_named(small_run):
+    found = _found(check(small_run, ["reward.type=reward_model", "reward.model.path=nowhere"]))
+    assert "reward.model.path = 'nowhere': there is no such folder" in found

@@ -1,0 +1,92 @@
+"""A classifier of conversations at work: many responses in one packed pass, a prompt that they share computed once.
+
+Its answers are those of transformers' own class on the conversation, rendered by the classifier's own tokenizer.
+"""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from relax.config.data import DataSection
+from relax.config.reward import RewardModelRewardConfig
+from relax.data.packing import find_groups, pack, plan
+from relax.data.render import Message, Renderer
+from relax.data.tokenizer import load_tokenizer
+from relax.errors import DataError, ModelError
+from relax.models.causal_lm import make_forward
+from relax.models.device import pick_device
+from relax.models.folder import read_model_folder
+from relax.train.attention import PackedAttention
+from relax.train.lessons import to_batch
+from relax.train.loading import load_model
+from relax.train.preferences import read_last
+
+Asked = tuple[str | Sequence[Message], str]  # a prompt, and a response to it
+
+
+class RewardScorer:
+    """The model of `config`, loaded. Its methods are blocking.
+
+    Raises `ModelError` for a folder that is not a classifier of decoder kind, and a chat template that `renders_chat` needs
+    and that is not there.
+    """
+
+    def __init__(self, config: RewardModelRewardConfig, *, renders_chat: bool) -> None:
+        model, key = config.model, "reward.model.path"
+        self._device, self._max_tokens = pick_device(config.device), config.max_tokens_per_pass
+        torch.set_num_threads(config.num_threads)
+        self._model = load_model(model, self._device, "sequence").eval()
+        if not hasattr(self._model, "score"):
+            raise ModelError(f"{key} = {model.path!r}: {type(self._model).__name__} is no decoder with a head called 'score'")
+        self._forward = make_forward(self._model)
+        tokenizer = load_tokenizer(model)
+        if renders_chat and not getattr(tokenizer, "chat_template", None):
+            raise ModelError(f"{key} = {model.path!r}: its tokenizer has no chat template, and the prompts are chat messages")
+        self._renderer = Renderer(tokenizer, DataSection(chat_template=renders_chat))
+        self._pad: int | None = self._model.config.get_text_config().pad_token_id
+        self._context = model.max_context or read_model_folder(model).context or 1 << 30
+        self.num_labels = int(self._model.config.num_labels)
+
+    def score(self, items: Sequence[Asked]) -> list[NDArray[np.float32] | str]:
+        """The logits `[num_labels]` of each response to its prompt, or why there are none."""
+        found: list[NDArray[np.float32] | str] = []
+        readable: list[tuple[str | Sequence[Message], list[int]]] = []
+        for prompt, response in items:
+            try:
+                readable.append((prompt, self._ids(prompt, response)))
+                found.append("")
+            except DataError as error:
+                found.append(str(error))
+        logits = iter(self._logits(readable) if readable else ())
+        return [item or next(logits) for item in found]
+
+    def _ids(self, prompt: str | Sequence[Message], response: str) -> list[int]:
+        """The whole conversation. Raises `DataError` for one that is longer than the context: it is never cut."""
+        if isinstance(prompt, str):
+            ids = self._renderer.whole_ids(prompt + response)
+        else:
+            ids = self._renderer.whole_ids([*prompt, {"role": "assistant", "content": response}])
+        if not ids:
+            raise DataError("prompt and response are empty")
+        if len(ids) > self._context:
+            raise DataError(f"prompt and response have {len(ids)} tokens, and the reward model's context is {self._context}")
+        return ids
+
+    @torch.inference_mode()
+    def _logits(self, conversations: Sequence[tuple[str | Sequence[Message], list[int]]]) -> NDArray[np.float32]:
+        """`[N, num_labels]` of conversations with their prompts, which group them."""
+        groups: dict[str, int] = {}
+        owner = [groups.setdefault(json.dumps(prompt), len(groups)) for prompt, _ in conversations]
+        batch = to_batch([(read_last(ids, self._pad),) for _, ids in conversations])
+        found = np.zeros((len(conversations), self.num_labels), np.float32)
+        head = self._model.score
+        for part in plan(find_groups(batch.tokens, batch.loss_mask, np.asarray(owner, np.int64)), self._max_tokens):
+            micro = pack(batch.tokens, batch.loss_mask, part)
+            ids, positions = (torch.from_numpy(column).to(self._device) for column in (micro.ids, micro.positions))
+            hidden = self._forward.hidden(ids, positions, PackedAttention(micro, self._device))
+            last = hidden[torch.from_numpy(micro.sources).to(self._device)]
+            found[micro.rows] = head(last.to(head.weight.dtype)).float().cpu().numpy()
+        return found
