@@ -93,6 +93,9 @@ class GenerateRequest:
     `partials`: what there is already of each seed's completion, or empty. One that ends with `FinishReason.ABORT` is continued
     after its last token, with the draws that it would have had; others are returned as they are. `sampling.max_new_tokens`
     counts the tokens that are there.
+
+    `features`: what the model's processor made of the prompt's media (see `models/processor.py`), for the embedded engine, to
+    which `prompt_ids` are then the expanded ones, with a token in the place of each embedding.
     """
 
     request_id: str
@@ -101,6 +104,7 @@ class GenerateRequest:
     sampling: Sampling
     media: tuple[Media, ...] = ()
     partials: "tuple[Completion, ...]" = ()
+    features: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relax.engines.media import PromptMedia
 from relax.errors import EngineError
 from relax.types import Completion, FinishReason, GenerateRequest
 
@@ -27,6 +28,7 @@ class Group:
     request: GenerateRequest
     future: "Future[list[Completion]]"
     completions: dict[int, Completion] = field(default_factory=dict)
+    media: PromptMedia | None = None
 
     def known(self, index: int) -> Completion:
         """What there was of a seed's completion when the request came."""

@@ -21,6 +21,7 @@ from relax.config.model import ModelConfig
 from relax.config.rollout import LocalEngineConfig
 from relax.engines.engine import EngineAsleep, EngineStats, RequestError
 from relax.engines.groups import Group
+from relax.engines.media import PromptMedia
 from relax.engines.policy import Policy
 from relax.engines.request_check import check_request
 from relax.engines.scheduler import Scheduler
@@ -79,7 +80,7 @@ class LocalEngine:
                 await asyncio.to_thread(self._stop_strings.prepare)
             except ModelError as error:
                 raise RequestError(f"request {request.request_id!r}: {error}") from error
-        group = Group(request, Future())
+        group = Group(request, Future(), media=self._read_media(request))
         self._live.add(request.request_id)
         try:
             self._post(_Call(lambda: self._submit(group), group.future))
@@ -97,7 +98,15 @@ class LocalEngine:
             raise self._without_weights()
         if request.request_id in self._live:
             raise RequestError(f"request {request.request_id!r} is being served already: give each request an id of its own")
-        check_request(request, self._policy.max_context, self._policy.vocab_size)
+        check_request(request, self._policy.max_context, self._policy.vocab_size, self._policy.media_ids)
+
+    def _read_media(self, request: GenerateRequest) -> PromptMedia | None:
+        if self._policy.omni is None or not request.features:
+            return None
+        try:
+            return PromptMedia(*self._policy.omni.positions(request.prompt_ids, request.features))
+        except ModelError as error:
+            raise RequestError(f"request {request.request_id!r}: {error}") from error
 
     def _without_weights(self) -> EngineError:
         if self._policy.is_asleep:

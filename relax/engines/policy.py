@@ -19,6 +19,7 @@ from relax.engines.attention import attend_within
 from relax.errors import EngineError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, check_attention, is_fusable, make_forward
 from relax.models.decoder import Decoder, RotaryTable
+from relax.models.omni_lm import OmniForward, auto_class, is_omni
 from relax.types import WeightManifest
 from relax.weights.naming import check_names
 from relax.weights.receiver import read_buckets
@@ -52,20 +53,20 @@ class Policy:
 
     def __init__(self, model: ModelConfig, device: torch.device, *, use_fused: bool) -> None:
         # here, since importing transformers takes seconds that a check or a help page need not spend
+        import transformers
         from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.initialization import no_init_weights
 
         self.device, self.dtype = device, getattr(torch, model.dtype)
         options = {"trust_remote_code": model.trust_remote_code}
         try:
-            config = AutoConfig.from_pretrained(model.path, **options)
+            config = transformers.AutoConfig.from_pretrained(model.path, **options)
             text = config.get_text_config()
             check_attention(text)
-            is_fused = use_fused and is_fusable(text) and RotaryTable.fits(text)
+            is_fused = use_fused and not is_omni(config) and is_fusable(text) and RotaryTable.fits(text)
             # No weights yet: shapes without storage for the fused path, storage without values for the other.
             with torch.device("meta") if is_fused else nullcontext(), no_init_weights():
-                skeleton = AutoModelForCausalLM.from_config(config, dtype=self.dtype, **options)
+                skeleton = getattr(transformers, auto_class(config)).from_config(config, dtype=self.dtype, **options)
         except (OSError, ValueError, KeyError, ImportError, StrictDataclassError) as error:
             raise ModelError(
                 f"model.path = {model.path!r} is not a causal language model that can be built: {error}"
@@ -82,7 +83,10 @@ class Policy:
             self._rotary = RotaryTable(type(rotary)(config=text), self.dtype, device)
         else:
             self._module = skeleton.to(device)
-            self._forward = make_forward(skeleton, use_fused=False)
+            self._forward = OmniForward(skeleton) if is_omni(config) else make_forward(skeleton, use_fused=False)
+        self.omni = self._forward if isinstance(self._forward, OmniForward) else None
+        self.media_ids = self.omni.media_ids if self.omni else ()
+        self._banned = torch.tensor(self.media_ids, device=device) if self.media_ids else None
         self._held: _Held | None = None
         self.version = -1
         self.is_asleep = False
@@ -103,8 +107,11 @@ class Policy:
             self._rotary.reserve(num_positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`hidden [n, d]` -> `[n, V]`."""
-        return F.linear(hidden, *self.forward.head)
+        """`hidden [n, d]` -> `[n, V]`, -inf for tokens that stand for media, which nobody may write."""
+        logits = F.linear(hidden, *self.forward.head)
+        if self._banned is not None:
+            logits.index_fill_(-1, self._banned, -torch.inf)
+        return logits
 
     def stage(self, manifest: WeightManifest) -> _Staged:
         """Checks, reads and copies a version, one bucket after the other.

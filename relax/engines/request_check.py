@@ -1,16 +1,23 @@
 """What an engine asks of a request before it takes it in hand: each refusal names the value and what would be right."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from relax.engines.engine import RequestError
 from relax.types import Completion, GenerateRequest
 
 
-def check_request(request: GenerateRequest, max_context: int, vocab_size: int) -> None:
+def check_request(request: GenerateRequest, max_context: int, vocab_size: int, media_ids: Sequence[int] = ()) -> None:
     """Raises `RequestError` for a request that the embedded engine cannot serve."""
     name, sampling = request.request_id, request.sampling
-    if request.media:
-        raise RequestError(f"request {name!r} has {len(request.media)} media: the embedded engine reads text alone")
+    if (request.media or request.features) and not media_ids:
+        what = f"{len(request.media)} media" if request.media else "features of media"
+        raise RequestError(f"request {name!r} has {what}: the model of this engine reads text alone")
+    if request.media and not request.features:
+        raise RequestError(
+            f"request {name!r} has {len(request.media)} media without features: the embedded engine decodes none"
+        )
     if not len(request.prompt_ids):
         raise RequestError(f"request {name!r} has an empty prompt: there is nothing to continue")
     if len(request.prompt_ids) >= max_context:
@@ -24,6 +31,8 @@ def check_request(request: GenerateRequest, max_context: int, vocab_size: int) -
             f"request {name!r}: the prompt has token ids {int(ids.min())} to {int(ids.max())}, "
             f"the model's are 0 to {vocab_size - 1}"
         )
+    if not request.features and np.isin(ids, media_ids).any():
+        raise RequestError(f"request {name!r}: the prompt has tokens that stand for media, and no media")
     for what, value, is_right, wanted in (
         ("max_new_tokens", sampling.max_new_tokens, sampling.max_new_tokens >= 1, "at least 1"),
         ("temperature", sampling.temperature, 0 <= sampling.temperature < float("inf"), "0 or more"),
@@ -38,7 +47,7 @@ def check_request(request: GenerateRequest, max_context: int, vocab_size: int) -
             f"request {name!r} has {len(request.partials)} partial completions for {len(request.seeds)} seeds: wanted one each"
         )
     for index, partial in enumerate(request.partials):
-        _check_partial(f"request {name!r}: partial completion {index}", partial, vocab_size)
+        _check_partial(f"request {name!r}: partial completion {index}", partial, vocab_size, media_ids)
         if len(request.prompt_ids) + len(partial.token_ids) > max_context:
             raise RequestError(
                 f"request {name!r}: partial completion {index} has {len(partial.token_ids)} tokens after a prompt of "
@@ -46,7 +55,7 @@ def check_request(request: GenerateRequest, max_context: int, vocab_size: int) -
             )
 
 
-def _check_partial(what: str, partial: Completion, vocab_size: int) -> None:
+def _check_partial(what: str, partial: Completion, vocab_size: int, media_ids: Sequence[int]) -> None:
     num = len(partial.token_ids)
     if len(partial.logprobs) != num:
         raise RequestError(f"{what} has {len(partial.logprobs)} log-probs for {num} tokens")
@@ -57,3 +66,5 @@ def _check_partial(what: str, partial: Completion, vocab_size: int) -> None:
         raise RequestError(f"{what} has version segments that begin at {starts}: wanted rising numbers from 0 on")
     if int(partial.token_ids.min()) < 0 or int(partial.token_ids.max()) >= vocab_size:
         raise RequestError(f"{what} has token ids outside of the model's, 0 to {vocab_size - 1}")
+    if np.isin(partial.token_ids, media_ids).any():
+        raise RequestError(f"{what} has tokens that stand for media, which no model writes")

@@ -33,6 +33,7 @@ class Rows:
         self.count = np.zeros(capacity, np.int64)  # tokens that have passed
         self._num_known = np.zeros(capacity, np.int64)  # tokens that were there when the request came
         self.limit = np.zeros(capacity, np.int64)  # and at most
+        self.delta = np.zeros(capacity, np.float32)  # between a token's place among tokens and that which the model sees
         self.last_token = np.zeros(capacity, np.int64)
         self._seed = np.zeros(capacity, np.uint64)
         self._temperature = np.ones(capacity, np.float32)
@@ -50,6 +51,11 @@ class Rows:
         return (self.prompt_length + self.count)[: self.num] - 1
 
     @property
+    def seen_positions(self) -> NDArray[np.float32]:
+        """Where it stands to a model that sees: an image's tokens share a few places. `[n]`."""
+        return self.positions.astype(np.float32) + self.delta[: self.num]
+
+    @property
     def longest(self) -> int:
         """No row will have more tokens than this, prompt included."""
         return int((self.prompt_length + self.limit)[: self.num].max(initial=0))
@@ -64,6 +70,7 @@ class Rows:
         self.groups += [branch.group] * count
         self._indices += indices
         self.prompt_length[new], self.limit[new] = len(request.prompt_ids), limit
+        self.delta[new] = branch.group.media.delta if branch.group.media else 0.0
         self._seed[new] = [request.seeds[index] % 2**64 for index in indices]
         self._is_greedy[new] = sampling.temperature == 0
         self._temperature[new] = sampling.temperature or 1.0
@@ -189,6 +196,7 @@ class Rows:
             self._stop_ids,
             self._tokens,
             self._logprobs,
+            self.delta,
         )
 
     def change_version(self, version: int) -> None:

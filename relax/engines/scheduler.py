@@ -17,13 +17,15 @@ from torch import Tensor
 
 from relax.config.rollout import LocalEngineConfig
 from relax.engines.attention import attend_within
+from relax.engines.engine import RequestError
 from relax.engines.groups import Branch, Group, Prefix, branches
 from relax.engines.kv_cache import KVCache, bucket
+from relax.engines.media import with_media
 from relax.engines.policy import Policy
 from relax.engines.rows import Rows
 from relax.engines.sampling import sample
 from relax.engines.stopping import StopStrings, reason_to_end
-from relax.errors import EngineError
+from relax.errors import EngineError, ModelError
 from relax.models.decoder import Decoder
 from relax.types import Completion, FinishReason
 
@@ -136,6 +138,8 @@ class Scheduler:
         while self._waiting and free:
             branch = self._waiting[0]
             if branch.prefix is None or branch.prefix.load != self._num_loads:
+                if not self._see(branch.group):
+                    continue
                 if tokens and tokens + branch.length > self._max_prefill:
                     break  # the rest of the prompts after the next step
                 branch.prefix = None
@@ -151,6 +155,19 @@ class Scheduler:
             return
         self._prefill([branch for branch, _ in entering if branch.prefix is None])
         self._place(entering)
+
+    def _see(self, group: Group) -> bool:
+        """Has the encoders look at a prompt's media, unless they have under these weights; False: the request is at fault."""
+        if group.media is None:
+            return True
+        assert self._policy.omni is not None
+        try:
+            group.media.see(self._policy.omni, group.request, self._num_loads)
+        except ModelError as error:
+            group.fail(RequestError(f"request {group.request.request_id!r}: {error}"))
+            self._waiting = deque(branch for branch in self._waiting if branch.group is not group)
+            return False
+        return True
 
     def _prefill(self, found: list[Branch]) -> None:
         """Computes what branches go on from, those of one length side by side."""
@@ -170,7 +187,12 @@ class Scheduler:
                 dtype=self._policy.dtype,
                 device=ids.device,
             )
-            hidden = forward.hidden(ids, positions, attend_within(lengths, keep))
+            attend = attend_within(lengths, keep)
+            if self._policy.omni is None:
+                hidden = forward.hidden(ids, positions, attend)
+            else:
+                seen, encoded = with_media([(branch.group.media, branch.length) for branch in batch])
+                hidden = self._policy.omni.hidden(ids, seen.to(ids.device), attend, encoded)
             ends = np.cumsum(lengths)
             logits = self._policy.logits(hidden[self._send(ends - 1)])
             for branch, end, row in zip(batch, ends.tolist(), logits, strict=True):
@@ -191,6 +213,8 @@ class Scheduler:
             row += count
             if not branch.waiting:
                 branch.prefix = None
+                if branch.group.media is not None and not any(other.group is branch.group for other in self._waiting):
+                    branch.group.media.forget()
         self._sample(first, torch.cat(logits))
 
     def _reserve(self, num_used: int, num_tokens: int) -> KVCache:
@@ -213,14 +237,15 @@ class Scheduler:
         longest, shortest = int(positions.max()), int(positions.min())
         cache = self._reserve(num, longest + 1)
         ids, at = self._send(self._rows.last_token[:num]), self._send(positions)
+        seen_at = at if self._policy.omni is None else self._send(self._rows.seen_positions)
         if self._deterministic:
-            logits = self._logits_alike(cache, ids, at, [bucket(position + 1) for position in positions.tolist()])
+            logits = self._logits_alike(cache, ids, at, seen_at, [bucket(position + 1) for position in positions.tolist()])
         else:
             attend = cache.attend_step(at, longest, shortest)
-            logits = self._policy.logits(self._policy.forward.hidden(ids, at, attend))
+            logits = self._policy.logits(self._policy.forward.hidden(ids, seen_at, attend))
         self._sample(0, logits)
 
-    def _logits_alike(self, cache: KVCache, ids: Tensor, positions: Tensor, buckets: list[int]) -> Tensor:
+    def _logits_alike(self, cache: KVCache, ids: Tensor, positions: Tensor, seen_at: Tensor, buckets: list[int]) -> Tensor:
         """A decoding pass in which no row's bits depend on the others."""
         forward = self._policy.forward
         chunk = _CHUNK if isinstance(forward, Decoder) else 1
@@ -230,7 +255,7 @@ class Scheduler:
             count = rows.stop - start
             padding = (0, chunk - count)
             attend = cache.attend_step_alike(start, positions[rows], buckets[rows], chunk)
-            padded_ids, padded_positions = F.pad(ids[rows], padding), F.pad(positions[rows], padding)
+            padded_ids, padded_positions = F.pad(ids[rows], padding), F.pad(seen_at[rows], padding)
             parts.append(self._policy.logits(forward.hidden(padded_ids, padded_positions, attend))[:count])
         return torch.cat(parts)
 
@@ -269,5 +294,5 @@ class Scheduler:
         for group, index, completion in finished:  # last, so that who is told finds the slots free
             group.finish(index, completion)
 
-    def _send(self, column: NDArray[np.int64]) -> Tensor:
+    def _send(self, column: NDArray[np.int64] | NDArray[np.float32]) -> Tensor:
         return torch.from_numpy(column).to(self._policy.device)

@@ -33,6 +33,14 @@ def is_omni(config: Any) -> bool:
     return any(getattr(config, f"{part}_config", None) is not None for part in ("thinker", "vision", "audio"))
 
 
+def auto_class(config: Any) -> str:
+    """The transformers class that builds and loads what reads and writes of `config`: of a model that speaks as well, the parts
+    that do are turned off in it."""
+    if getattr(config, "enable_audio_output", None):
+        config.enable_audio_output = False
+    return "AutoModelForMultimodalLM" if is_omni(config) else "AutoModelForCausalLM"
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """What encoders made of the media of one or more prompts, by kind and in order: `embeds [N, d]`, and `deep`, further
@@ -68,6 +76,13 @@ class OmniForward:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self.token_ids = {kind: token for kind in _KINDS if (token := media_token_id(self._core.config, kind)) is not None}
         self.media_ids = tuple(sorted(self.token_ids.values()))
+        parts = (self._core, getattr(self._core, "model", None))
+        owner: Any = next((part for part in parts if hasattr(part, "get_rope_index")), None)
+        if owner is None or not self.media_ids:
+            raise ModelError(
+                f"{type(model).__name__} does not say where its media stand (get_rope_index): relax cannot pack it"
+            )
+        self._find_positions = owner.get_rope_index
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
@@ -142,12 +157,13 @@ class OmniForward:
             "attention_mask": torch.ones_like(tokens),
             "mm_token_type_ids": types,
             "second_per_grids": _host(features.get("video_second_per_grid")),
+            "second_per_grid_ts": _host(features.get("video_second_per_grid")),
             "audio_seqlens": _host(features.get("audio_lengths")),
             **{name: _host(features.get(name)) for name in _GRIDS.values()},
         }
-        find, names = self._rope
+        asked = inspect.signature(self._find_positions).parameters
         try:
-            found, delta = find(**{name: value for name, value in given.items() if name in names})
+            found, delta = self._find_positions(**{name: value for name, value in given.items() if name in asked})
         except (ValueError, IndexError, RuntimeError, StopIteration, TypeError) as error:
             raise ModelError(f"a prompt's media do not fit its token ids: {type(error).__name__}: {error}") from error
         return found[:, 0].float(), float(delta.reshape(-1)[0])
@@ -161,16 +177,6 @@ class OmniForward:
                 if places != wanted:
                     raise ModelError(f"a prompt has {places} tokens for {kind}s, its {kind}s take {wanted}")
 
-    @cached_property
-    def _rope(self) -> tuple[Any, frozenset[str]]:
-        """The model's own indexing of positions, and what it asks for."""
-        owner = next(
-            (part for part in (self._core, getattr(self._core, "model", None)) if hasattr(part, "get_rope_index")), None
-        )
-        if owner is None:
-            raise ModelError(f"{type(self._core).__name__} has no get_rope_index: relax does not know where its tokens stand")
-        return owner.get_rope_index, frozenset(inspect.signature(owner.get_rope_index).parameters)
-
     # -- text ---------------------------------------------------------------------------------------------------------
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, encoded: Encoded | None = None) -> Tensor:
         """`ids [T]`, `positions [3, T]` (or `[T]` for text) -> `[T, d]`, after the final norm.
@@ -180,8 +186,8 @@ class OmniForward:
         x: Tensor = self._text.embed_tokens(ids)
         options: dict[str, Any] = {}
         if encoded is not None and encoded.embeds:
-            masks = {kind: (ids == self.token_ids[kind])[:, None] for kind in encoded.embeds}
-            x, layers = self._place(x, masks, encoded)
+            self.check(ids, encoded)
+            x, layers = self._place(x, ids, encoded)
             if layers:
                 options = {"visual_pos_masks": torch.ones_like(ids, dtype=torch.bool)[None], "deepstack_visual_embeds": layers}
         if positions.ndim == 1:
@@ -192,17 +198,21 @@ class OmniForward:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _place(self, x: Tensor, masks: Mapping[str, Tensor], encoded: Encoded) -> tuple[Tensor, list[Tensor]]:
+    def check(self, ids: Tensor, encoded: Encoded) -> None:
+        """Raises `ModelError` where the media in `encoded` do not fill their places in `ids`."""
+        for kind, token in self.token_ids.items():
+            places, embeds = int((ids == token).sum()), len(encoded.embeds.get(kind, ()))
+            if places != embeds:
+                raise ModelError(f"{places} tokens stand for {kind}s, whose encoder gives {embeds} embeddings")
+
+    def _place(self, x: Tensor, ids: Tensor, encoded: Encoded) -> tuple[Tensor, list[Tensor]]:
         """Token embeddings with media among them, and what the first layers are to add, zero at places of text."""
         layers = [torch.zeros_like(x) for _ in range(max(len(deep) for deep in encoded.deep.values()))]
         for kind, embeds in encoded.embeds.items():
-            places = int(masks[kind].sum())
-            if places != len(embeds):
-                raise ModelError(f"{places} tokens stand for {kind}s, whose encoder gives {len(embeds)} embeddings")
-            x = x.masked_scatter(masks[kind], embeds.to(x.dtype))
+            mask = (ids == self.token_ids[kind])[:, None]
+            x = x.masked_scatter(mask, embeds.to(x.dtype))
             layers[: len(encoded.deep[kind])] = [
-                layer.masked_scatter(masks[kind], deep.to(x.dtype))
-                for layer, deep in zip(layers, encoded.deep[kind], strict=False)
+                layer.masked_scatter(mask, deep.to(x.dtype)) for layer, deep in zip(layers, encoded.deep[kind], strict=False)
             ]
         return x, layers
 

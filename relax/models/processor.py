@@ -146,7 +146,9 @@ class OmniProcessor:
             mask = out["feature_attention_mask"].bool()
             features["input_features"] = out["input_features"].transpose(1, 2)[mask].numpy()
             features["audio_lengths"] = mask.sum(-1).numpy()
-        if "video_second_per_grid" in features:  # the processor takes one frame rate for all videos of a prompt
+        if any(
+            name in out for name in ("video_second_per_grid", "second_per_grid_ts")
+        ):  # the processor takes one frame rate for all videos of a prompt
             patch = self._processor.video_processor.temporal_patch_size
             rates = [medium.fps for medium in media if isinstance(medium, Video)]
             features["video_second_per_grid"] = np.asarray([patch / rate for rate in rates], np.float32)
