@@ -28,8 +28,9 @@ PYTEST_ARGS ?=
 QUICK_TESTS := $(wildcard tests/rules tests/unit tests/simulation)
 WHOLE_RUNS := $(wildcard tests/ray tests/e2e)
 
-# One thread a process: several share the cores, and spinning threads would slow one another down. Nothing is downloaded.
-QUIET := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
+# One thread a process: several share the cores, and spinning threads would slow one another down. Nothing is downloaded. What is
+# compiled is kept, whatever the shell says: the tests start hundreds of processes.
+QUIET := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help setup demo test test-all check-code lint format types rules unit docs docs-reference bench lock clean distclean
 
@@ -56,7 +57,7 @@ demo: $(STAMP)  ## train a tiny model on arithmetic, start to end (DEMO_ARGS="tr
 	@$(BIN)/relax train $(DEMO_DIR)/run.toml $(DEMO_ARGS) --overwrite
 
 test: check-code  ## lint, types, rules, unit, Ray and end-to-end tests, without the slow ones
-	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist loadgroup $(PYTEST_ARGS) $(QUICK_TESTS)
+	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal $(PYTEST_ARGS) $(QUICK_TESTS)
 	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" $(PYTEST_ARGS) $(WHOLE_RUNS)
 
 test-all:  ## the same with the slow tests
@@ -79,7 +80,7 @@ rules: $(STAMP)  ## the rules of the house only
 	$(QUIET) $(BIN)/python -m pytest tests/rules $(PYTEST_ARGS)
 
 unit: $(STAMP)  ## unit tests only
-	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist loadgroup tests/unit $(PYTEST_ARGS)
+	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal tests/unit $(PYTEST_ARGS)
 
 docs: $(STAMP)  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -1,4 +1,4 @@
-"""An engine and a back end that compute nothing, behind the real protocols: for tests of what holds the roles together."""
+"""An engine, a back end and rewards that compute nothing, behind the real protocols: for tests of what holds roles together."""
 
 import asyncio
 import json
@@ -11,8 +11,9 @@ import torch
 
 from relax.engines.engine import EngineAsleep, EngineStats, RequestError
 from relax.errors import EngineError, WeightSyncError
+from relax.rewards.result import RewardResult
 from relax.train.backend import StepSums, TrainBatch
-from relax.types import Completion, FinishReason, GenerateRequest, Ragged, VersionSegment, WeightManifest
+from relax.types import Completion, FinishReason, GenerateRequest, Prompt, Ragged, VersionSegment, WeightManifest
 from relax.weights.receiver import read_weights
 
 
@@ -173,3 +174,19 @@ class FakeBackend:
     def export(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "exported").write_text("yes")
+
+
+class FakeRewards:
+    """In place of a `RewardPool`: 0 or 1 by the first letter of a response, without the processes that a real one starts."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.notes: list[str] = []
+
+    async def start(self) -> None:
+        pass
+
+    async def score(self, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
+        return [RewardResult(float("a" <= response[:1] <= "m")) for response in responses]
+
+    async def close(self) -> None:
+        pass

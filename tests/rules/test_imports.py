@@ -6,6 +6,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -38,6 +39,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+@cache
 def _imports(module) -> list[tuple[str, int, bool]]:
     """(name, line, whether it stands at the top level and so runs at import) of every import in the file."""
     package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]

@@ -13,7 +13,7 @@ from simulation.scenario import FAULTS, Scenario, draw
 
 from relax.bus.core import Core
 
-QUICK, MANY = range(40), range(1000, 1400)
+QUICK, MANY = range(24), range(1000, 1400)
 
 
 def test_time_jumps_and_is_the_same_every_time() -> None:

@@ -10,7 +10,7 @@ from unit.bus.machine import QueueMachine
 
 from relax.bus.transfer_queue import QueueLimits
 
-EXAMPLES = int(os.environ.get("RELAX_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("RELAX_EXAMPLES", "25"))
 QueueMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)
 test_lives_that_look_for_faults = QueueMachine.TestCase
 

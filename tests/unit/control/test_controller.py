@@ -1,4 +1,4 @@
-"""The whole loop on real roles, a real queue and real rewards, with an engine and a back end that compute nothing."""
+"""The whole loop on real roles and a real queue, with an engine and a back end that compute nothing; once with real rewards."""
 
 import asyncio
 import json
@@ -17,6 +17,7 @@ from relax.observe.progress import Progress
 from relax.observe.recorder import RunRecorder
 
 Start = Callable[..., tuple[Controller, FakeEngine, FakeBackend]]
+without_workers = pytest.mark.usefixtures("rewards_without_workers")
 
 
 def config_of(tmp_path: Path, tiny_model: Path, *overrides: str) -> RunConfig:
@@ -74,6 +75,7 @@ async def test_every_step_trains_whole_groups_once_within_the_bound(start: Start
         assert ledger.execute("select count(*) from issues where fate = 'trained'").fetchone() == (32,)
 
 
+@without_workers
 async def test_failed_groups_give_their_place_back(start: Start, tmp_path: Path) -> None:
     controller, engine, backend = start("rollout.max_failed_in_a_row=10")
     engine.fail_next = 5
@@ -84,6 +86,7 @@ async def test_failed_groups_give_their_place_back(start: Start, tmp_path: Path)
     assert fates == {"trained": 32, "failed": 5}
 
 
+@without_workers
 async def test_failures_in_a_row_end_the_run_with_the_first_error(start: Start) -> None:
     controller, engine, _ = start("rollout.max_failed_in_a_row=3")
     engine.fail_next = 1000
@@ -91,6 +94,7 @@ async def test_failures_in_a_row_end_the_run_with_the_first_error(start: Start) 
         await finish(controller)
 
 
+@without_workers
 async def test_a_rejected_version_is_offered_again_and_never_counts(start: Start) -> None:
     controller, engine, _ = start("rollout.max_staleness=0")
     engine.reject_next = 2
@@ -99,6 +103,7 @@ async def test_a_rejected_version_is_offered_again_and_never_counts(start: Start
     assert engine.weights[8] == 8.0
 
 
+@without_workers
 async def test_resume_continues_from_the_checkpoint_with_every_prompt_once(start: Start, tmp_path: Path) -> None:
     first, _, before = start("train.num_steps=4", "train.checkpoint.every=2", delay_s=0.001)
     await finish(first)
@@ -112,6 +117,7 @@ async def test_resume_continues_from_the_checkpoint_with_every_prompt_once(start
     assert len(trained) == len(set(trained)) == 28
 
 
+@without_workers
 async def test_steps_that_nobody_recorded_are_taken_from_the_checkpoint(start: Start, tmp_path: Path) -> None:
     first, _, _ = start("train.num_steps=4", "train.checkpoint.every=4")
     await finish(first)
@@ -125,6 +131,7 @@ async def test_steps_that_nobody_recorded_are_taken_from_the_checkpoint(start: S
     assert [row["reward/mean"] for row in found[:4]] == [row["reward/mean"] for row in recorded]
 
 
+@without_workers
 async def test_cancelling_stops_everything(start: Start) -> None:
     controller, _, backend = start("train.num_steps=100000", delay_s=0.001)
     task = asyncio.create_task(controller.run())

@@ -18,6 +18,7 @@ from relax.observe.recorder import RunRecorder
 from relax.train.backend import StepSums, TrainBatch
 from relax.types import GenerateRequest, Sampling
 
+pytestmark = pytest.mark.usefixtures("rewards_without_workers")
 NUM_STEPS, SIZE = 9, 4
 
 

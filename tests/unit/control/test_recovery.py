@@ -20,6 +20,7 @@ from relax.observe.progress import Progress
 from relax.observe.recorder import RunRecorder
 from relax.observe.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("rewards_without_workers")
 STEPS, GROUPS = 12, 4
 
 

@@ -3,7 +3,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax.errors import DataError
@@ -16,6 +16,7 @@ from relax.observe.jsonl import JsonLines, finite, read_rows, write_atomically
         lambda x: st.lists(x) | st.dictionaries(st.text(), x),
     )
 )
+@settings(max_examples=30)
 def test_any_value_becomes_json_that_every_reader_takes(value):
     json.loads(json.dumps(finite(value), allow_nan=False), parse_constant=lambda name: pytest.fail(name))
 
