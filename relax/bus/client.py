@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from relax.bus.arena import ArenaView
 from relax.bus.calls import Calls
 from relax.bus.columns import join
-from relax.bus.packing import Bytes, pack, unpack
-from relax.bus.schema import check_column
+from relax.bus.packing import Bytes, Fetch, pack, unpack, unpack_arrays
+from relax.bus.schema import check_column, check_shared
 from relax.bus.transfer_queue import Lease, Ticket
 from relax.bus.wire import INLINE, INLINE_LIMIT, Payload, part
 from relax.types import Column, WeightManifest
@@ -54,14 +56,19 @@ class BusClient:
         await self._call("forfeit", {"issue": issue, "outcome": outcome, "reason": reason})
 
     # -- rows ---------------------------------------------------------------------------------------------------------
-    async def put_group(self, issue: int, columns: Mapping[str, Column], wait_s: float) -> list[int]:
+    async def put_group(
+        self, issue: int, columns: Mapping[str, Column], wait_s: float, shared: Mapping[str, NDArray[Any]] | None = None
+    ) -> list[int]:
         start = asyncio.get_running_loop().time()
+        shared = shared or {}
         packed, payload = _pack(f"group {issue}", columns)
+        check_shared(f"group {issue}", shared)
+        arrays = {name: pack(array, payload.place) for name, array in shared.items()}
         known, block, beside = await self._share(payload, issue, wait_s)
         if known is not None:
             return known
         left = max(0.0, wait_s - (asyncio.get_running_loop().time() - start))
-        arguments = {"issue": issue, "columns": packed, "block": block}
+        arguments = {"issue": issue, "columns": packed, "shared": arrays, "block": block}
         (row_ids, spare), _ = await self._call("put_group", arguments, beside, wait_s=left)
         self._spare = spare or self._spare
         return list(row_ids)
@@ -85,18 +92,20 @@ class BusClient:
         consumer: str = "",
         rank: int = 0,
         num_ranks: int = 1,
+        shared: bool = False,
     ) -> Lease:
         arguments = {"task": task, "columns": list(columns), "num_groups": num_groups, "step": step}
-        arguments |= {"at_least": at_least, "consumer": consumer, "rank": rank, "num_ranks": num_ranks}
+        arguments |= {"at_least": at_least, "consumer": consumer, "rank": rank, "num_ranks": num_ranks, "shared": shared}
         answer, payload = await self._call("claim", arguments, wait_s=wait_s)
-        lease_id, row_ids, group_ids, packed, paths = answer
+        lease_id, row_ids, group_ids, packed, paths, by_group = answer
 
         def fetch(where: Sequence[int]) -> Bytes:
             segment, offset, size = where
             return part(payload, where) if segment == INLINE else self._arena.view(paths[segment], offset, size)
 
         joined = {name: join([unpack(piece, fetch) for piece in parts]) for name, parts in packed.items()}
-        return Lease(lease_id, task, tuple(row_ids), tuple(group_ids), joined, self._calls.lease_s)
+        arrays = {issue: _copied(parts, fetch) for issue, parts in by_group.items()}
+        return Lease(lease_id, task, tuple(row_ids), tuple(group_ids), joined, self._calls.lease_s, arrays)
 
     async def renew(self, lease_ids: Sequence[str]) -> None:
         await self._call("renew", {"lease_ids": list(lease_ids)})
@@ -194,3 +203,11 @@ def _pack(where: str, columns: Mapping[str, Column]) -> tuple[dict[str, Any], Pa
     for name, column in columns.items():
         check_column(f"{where}: column {name!r}", column)
     return {name: pack(column, payload.place) for name, column in columns.items()}, payload
+
+
+def _copied(packed: Mapping[str, list[Any]], fetch: Fetch) -> dict[str, NDArray[Any]]:
+    """Shared arrays as copies: a lease that ends while its consumer still reads must not pull the memory away."""
+    arrays = {name: np.array(array) for name, array in unpack_arrays(packed, fetch).items()}
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays

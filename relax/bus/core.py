@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax.bus.claim import Claim
 from relax.bus.claims import Claims
@@ -28,7 +29,7 @@ from relax.bus.leases import Held, LeaseTable
 from relax.bus.ledger import Ledger
 from relax.bus.reasons import waiting_for
 from relax.bus.rows import Rows
-from relax.bus.schema import REQUIRED, REQUIRED_TO_MASK, Schema
+from relax.bus.schema import REQUIRED, REQUIRED_TO_MASK, Content, Schema
 from relax.bus.staleness import check_limits
 from relax.bus.state import capture, write
 from relax.bus.statistics import statistics
@@ -44,6 +45,8 @@ from relax.types import Column
 
 class Core(WeightExchange):
     """A `TransferQueue` by itself. Use it from one event loop; arrays that are put are copied unless they are read-only.
+
+    Shared arrays are handed out by reference.
 
     `clock` decides when leases end. A ledger is begun anew; `snapshot.restore` continues one.
     """
@@ -124,24 +127,26 @@ class Core(WeightExchange):
         self.rows.reserved[issue] = size
         return []
 
-    async def put_group(self, issue: int, columns: Mapping[str, Column], wait_s: float) -> list[int]:
+    async def put_group(
+        self, issue: int, columns: Mapping[str, Column], wait_s: float, shared: Mapping[str, NDArray[Any]] | None = None
+    ) -> list[int]:
         self.waits.check_open()
         known = self.rows.ids_of(issue)
         if known is not None:
             return known
         self.tickets.get(issue)
         try:
-            checked, num_rows, size = self.rows.schema.check_group(issue, columns)
+            content = self.rows.schema.check_group(issue, columns, shared or {})
         except BusError:
             self.rows.reserved.pop(issue, None)
             raise
-        if not self.departures.is_left_behind(self.departures.due(checked)):
-            known = await self.reserve(issue, size, wait_s)
-        return known if known is not None else self._put(issue, checked, num_rows, size)
+        if not self.departures.is_left_behind(self.departures.due(content.columns)):
+            known = await self.reserve(issue, content.num_bytes, wait_s)
+        return known if known is not None else self._put(issue, content)
 
-    def _put(self, issue: int, columns: dict[str, Column], num_rows: int, size: int) -> list[int]:
+    def _put(self, issue: int, content: Content) -> list[int]:
         ticket = self.tickets.get(issue)
-        versions = columns["versions"]
+        versions = content.columns["versions"]
         assert isinstance(versions, np.ndarray), "the schema lets nothing else through"
         oldest = int(versions.min())
         if oldest < ticket.version:
@@ -150,8 +155,8 @@ class Core(WeightExchange):
                 f"group {issue}: its column 'versions' says {oldest}, but every engine held version {ticket.version} or newer "
                 "when it was admitted"
             )
-        group = self.rows.add(issue, columns, oldest, self.departures.due(columns), num_rows, size)
-        self.tickets.arrived(issue, oldest, num_rows)
+        group = self.rows.add(issue, content, oldest, self.departures.due(content.columns))
+        self.tickets.arrived(issue, oldest, content.num_rows)
         self.claims.arrived(group, ticket)
         if self.departures.is_left_behind(group.due):
             self.departures.drop_late(group)
@@ -183,13 +188,15 @@ class Core(WeightExchange):
         consumer: str = "",
         rank: int = 0,
         num_ranks: int = 1,
+        shared: bool = False,
     ) -> Lease:
         """As the face says. A rank whose shard is empty (fewer groups than ranks were left) gets a lease without rows."""
         claim = Claim(task, frozenset(columns), num_groups, step, consumer, rank, num_ranks, at_least)
         held = await self.hold(claim, wait_s)
         joined = {name: self._join(name, held.groups) for name in columns}
         row_ids, group_ids = rows_and_groups(held)
-        return Lease(held.lease_id, task, row_ids, group_ids, joined, self.limits.lease_s)
+        arrays = {group.issue: dict(group.shared) for group in held.groups if group.shared} if shared else {}
+        return Lease(held.lease_id, task, row_ids, group_ids, joined, self.limits.lease_s, arrays)
 
     async def hold(self, claim: Claim, wait_s: float) -> Held:
         """A claim's lease, with the groups as they lie in the queue."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from numpy.typing import NDArray
+
 from relax.errors import BusError, StaleHandle
 from relax.types import Column
 
@@ -40,7 +42,7 @@ class RowIds:
 @dataclass(slots=True, eq=False)
 class Group:
     """The rows of one issue. `version`: oldest policy version in it; `due`: the last step that may consume it; `columns`: those
-    that every row has.
+    that every row has; `shared`: arrays of the group as a whole, which stay as long as one row does.
 
     `parts[name]` holds single rows' values of a column that is not complete yet, `None` where one is missing.
     `returned`: a lease on it came back, so that a second writer may come with values of its own.
@@ -54,9 +56,14 @@ class Group:
     columns: dict[str, Column]
     num_bytes: int
     num_tokens: int
+    shared: dict[str, NDArray[Any]] = field(default_factory=dict)
     parts: dict[str, list[Any]] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)  # tasks that have acknowledged it
     returned: bool = False
+
+    @property
+    def num_shared_bytes(self) -> int:
+        return sum(array.nbytes for array in self.shared.values())
 
 
 def issues_text(issues: Sequence[int], most: int = 8) -> str:

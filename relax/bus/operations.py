@@ -11,7 +11,7 @@ from relax.bus.claim import Claim
 from relax.bus.columns import join
 from relax.bus.core import Core, rows_and_groups
 from relax.bus.groups import Group
-from relax.bus.packing import Bytes, pack, unpack
+from relax.bus.packing import Bytes, Fetch, pack, unpack, unpack_arrays
 from relax.bus.sessions import Session
 from relax.bus.wire import SPARE_LIMIT, Outbox, part
 from relax.errors import BusError
@@ -95,11 +95,14 @@ class Operations:
         payload: bytes,
         issue: int,
         columns: dict[str, Any],
+        shared: dict[str, Any],
         block: int | None,
         wait_s: float,
     ) -> Answer:
         size = session.size_of(block)
-        row_ids = await self._core.put_group(issue, self._unpack(session, payload, columns, block), wait_s)
+        fetch = self._fetch(session, payload, block)
+        arrays = unpack_arrays(shared, fetch)
+        row_ids = await self._core.put_group(issue, _unpack(columns, fetch), wait_s, arrays)
         session.tickets.discard(issue)
         return [row_ids, self._spare(session, size)], b""
 
@@ -107,7 +110,7 @@ class Operations:
         self, session: Session, number: int, payload: bytes, row_ids: list[int], columns: dict[str, Any], block: int | None
     ) -> Answer:
         size = session.size_of(block)
-        await self._core.write(row_ids, self._unpack(session, payload, columns, block))
+        await self._core.write(row_ids, _unpack(columns, self._fetch(session, payload, block)))
         return self._spare(session, size), b""
 
     async def _claim(
@@ -125,6 +128,7 @@ class Operations:
         consumer: str,
         rank: int,
         num_ranks: int,
+        shared: bool,
     ) -> Answer:
         claim = Claim(task, frozenset(columns), num_groups, step, consumer or session.name, rank, num_ranks, at_least)
         held = await self._core.hold(claim, wait_s)
@@ -133,8 +137,9 @@ class Operations:
         session.can_undo(number, lambda: session.return_lease(lease_id))  # keeps the name alive, not the rows
         outbox = Outbox(self._arena.locate)
         packed = {name: self._pack(name, held.groups, outbox) for name in columns}
+        arrays = {group.issue: _pack_shared(group, outbox) for group in held.groups if group.shared} if shared else {}
         row_ids, group_ids = rows_and_groups(held)
-        return [lease_id, row_ids, group_ids, packed, self._arena.paths], outbox.join()
+        return [lease_id, row_ids, group_ids, packed, self._arena.paths, arrays], outbox.join()
 
     async def _renew(self, session: Session, number: int, payload: bytes, lease_ids: list[str]) -> Answer:
         await self._core.renew(lease_ids)
@@ -230,8 +235,8 @@ class Operations:
         return _NOTHING
 
     # -- columns ------------------------------------------------------------------------------------------------------
-    def _unpack(self, session: Session, payload: bytes, columns: dict[str, Any], key: int | None) -> dict[str, Column]:
-        """Columns on the message's own bytes, or on the block that its client wrote; read-only, so that the core keeps them."""
+    def _fetch(self, session: Session, payload: bytes, key: int | None) -> Fetch:
+        """Reads the message's own bytes, or the block that its client wrote; read-only, so that the core keeps the arrays."""
         block = None if key is None else session.blocks.pop(key, None)
         if key is not None and block is None:
             raise BusError(f"block {key} of shared memory is not this client's")
@@ -239,7 +244,7 @@ class Operations:
         if block is not None:
             source = block.view(np.ndarray)
             source.flags.writeable = False
-        return {name: unpack(packed, lambda where: part(source, where)) for name, packed in columns.items()}
+        return lambda where: part(source, where)
 
     def _pack(self, name: str, groups: list[Group], outbox: Outbox) -> list[Any]:
         """The column's parts: what lies in the arena by location, the rest joined and beside the header."""
@@ -254,3 +259,11 @@ class Operations:
     def _is_shared(self, column: Column) -> bool:
         array = column.values if isinstance(column, Ragged) else column
         return isinstance(array, np.ndarray) and self._arena.locate(array) is not None
+
+
+def _unpack(columns: dict[str, Any], fetch: Fetch) -> dict[str, Column]:
+    return {name: unpack(packed, fetch) for name, packed in columns.items()}
+
+
+def _pack_shared(group: Group, outbox: Outbox) -> dict[str, Any]:
+    return {name: pack(array, outbox.place) for name, array in group.shared.items()}

@@ -3,7 +3,7 @@
 ["ragged", dtype, tail, where values are, where offsets are]    ["dense", dtype, shape, where]    ["json", values]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,3 +47,14 @@ def unpack(packed: list[Any], fetch: Fetch) -> Column:
     except (ValueError, TypeError, IndexError, KeyError) as error:
         raise BusError(f"a packed column is malformed: {error}") from error
     raise BusError(f"a packed column has the unknown kind {kind!r}")
+
+
+def unpack_arrays(packed: Mapping[str, list[Any]], fetch: Fetch) -> dict[str, NDArray[Any]]:
+    """Arrays by name, each packed as a dense column is."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, description in packed.items():
+        array = unpack(description, fetch)
+        if not isinstance(array, np.ndarray):
+            raise BusError(f"a packed array is a {description[0]} column")
+        arrays[name] = array
+    return arrays

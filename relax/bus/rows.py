@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from relax.bus.columns import is_same, join, num_bytes, slice_rows, take_rows
 from relax.bus.groups import Group, RowIds
-from relax.bus.schema import PER_TOKEN, Schema, check_lengths, token_lengths
+from relax.bus.schema import PER_TOKEN, Content, Schema, check_lengths, token_lengths
 from relax.errors import BusError, StaleHandle
 from relax.types import Column
 
@@ -33,13 +33,14 @@ class Rows:
     def has_room(self, size: int) -> bool:
         return self.num_bytes + sum(self.reserved.values()) + size <= self.max_bytes
 
-    def add(self, issue: int, columns: dict[str, Column], version: int, due: int, num_rows: int, size: int) -> Group:
+    def add(self, issue: int, content: Content, version: int, due: int) -> Group:
         """Adds a checked group."""
+        columns, shared, num_rows, size = content
         row_ids = tuple(self.ids.make(issue, num_rows))
         self.reserved.pop(issue, None)
         self.schema.learn(columns)
         num_tokens = int(token_lengths(columns["tokens"]).sum())
-        group = Group(issue, version, due, row_ids, num_rows, columns, size, num_tokens)
+        group = Group(issue, version, due, row_ids, num_rows, columns, size, num_tokens, shared)
         self.groups[issue] = group
         self.num_bytes += size
         return group
@@ -141,7 +142,7 @@ class Rows:
         self.num_bytes -= group.num_bytes
         group.row_ids = tuple(group.row_ids[row] for row in kept)
         group.columns = {name: take_rows(column, kept) for name, column in group.columns.items()}
-        group.num_bytes = sum(num_bytes(column) for column in group.columns.values())
+        group.num_bytes = sum(num_bytes(column) for column in group.columns.values()) + group.num_shared_bytes
         group.num_tokens = int(token_lengths(group.columns["tokens"]).sum())
         self.num_bytes += group.num_bytes
         for name, parts in list(group.parts.items()):

@@ -6,7 +6,7 @@ values. The first time a name is used fixes its kind and dtype for the run.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,15 @@ class Shape:
         )
 
 
+class Content(NamedTuple):
+    """What a group consists of, checked and frozen."""
+
+    columns: dict[str, Column]
+    shared: dict[str, NDArray[Any]]
+    num_rows: int
+    num_bytes: int
+
+
 class Schema:
     """The columns of one run, learnt from their first use. `required`: those that every group has."""
 
@@ -62,8 +71,8 @@ class Schema:
         self.required = required
         self.shapes: dict[str, Shape] = {}
 
-    def check_group(self, issue: int, columns: Mapping[str, Column]) -> tuple[dict[str, Column], int, int]:
-        """(frozen columns, number of rows, bytes) of a new group; raises `BusError` that names the column."""
+    def check_group(self, issue: int, columns: Mapping[str, Column], shared: Mapping[str, NDArray[Any]]) -> Content:
+        """The content of a new group; raises `BusError` that names the column or the shared array."""
         where = f"group {issue}"
         for name in self.required:
             if name not in columns:
@@ -80,7 +89,9 @@ class Schema:
         lengths = token_lengths(checked["tokens"])
         for name in PER_TOKEN & checked.keys():
             check_lengths(where, name, checked[name], lengths)
-        return checked, rows, size
+        check_shared(where, shared)
+        arrays = {name: frozen(array) for name, array in shared.items()}
+        return Content(checked, arrays, rows, size + sum(array.nbytes for array in arrays.values()))
 
     def check(self, where: str, columns: Mapping[str, Column]) -> tuple[dict[str, Column], int, int]:
         """(frozen columns, number of rows, bytes); raises `BusError` for columns that are malformed or do not agree."""
@@ -143,6 +154,14 @@ def check_column(where: str, column: Column) -> None:
             raise BusError(f"{where}: {error}; a list column holds JSON values") from error
     else:
         raise BusError(f"{where}: {type(column).__name__} is not a column; use Ragged, a numpy array or a list of JSON values")
+
+
+def check_shared(where: str, shared: Mapping[str, NDArray[Any]]) -> None:
+    """Raises `BusError` for a shared array that is none."""
+    for name, array in shared.items():
+        if not isinstance(array, np.ndarray):
+            raise BusError(f"{where}: {type(array).__name__} cannot be shared as {name!r}; use a numpy array")
+        _check_dtype(f"{where}: shared array {name!r}", array)
 
 
 def freeze(column: Column) -> Column:

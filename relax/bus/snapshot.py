@@ -6,21 +6,19 @@ from typing import NamedTuple
 from relax.bus import state as saved
 from relax.bus.core import Core
 from relax.bus.ledger import Fate, Ledger
+from relax.bus.schema import Content
 from relax.bus.staleness import leaves_behind
-from relax.bus.state import SavedGroup, SavedState
+from relax.bus.state import Arrays, Columns, SavedGroup, SavedState
 from relax.bus.transfer_queue import QueueLimits
 from relax.clock import Clock
 from relax.errors import CheckpointError
-from relax.types import Column
 
 
 class _Found(NamedTuple):
     """A group of the snapshot, checked. `due`: by the limits of now."""
 
     saved: SavedGroup
-    columns: dict[str, Column]
-    num_rows: int
-    num_bytes: int
+    content: Content
     due: int
 
 
@@ -31,7 +29,7 @@ def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None
     generated again under their issue numbers. Raises `CheckpointError` for a file that is missing, damaged or of another
     format, and `BusError` for a ledger that is another run's.
     """
-    state, columns = saved.read(path)
+    state, contents = saved.read(path)
     if state.prompts_per_step != limits.prompts_per_step:
         raise CheckpointError(
             f"{path}: made with rollout.prompts_per_step = {state.prompts_per_step}, which cannot become "
@@ -39,10 +37,10 @@ def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None
         )
     core = Core(limits, clock=clock)
     _restore_counts(core, state)
-    found = [_check(core, group, given) for group, given in zip(state.groups, columns, strict=True)]
+    found = [_check(core, group, *given) for group, given in zip(state.groups, contents, strict=True)]
     for group in _fitting(core, found):
         issue, version = group.saved.issue, group.saved.version
-        added = core.rows.add(issue, group.columns, version, group.due, group.num_rows, group.num_bytes)
+        added = core.rows.add(issue, group.content, version, group.due)
         added.done.update(group.saved.done)
         added.returned = True  # a column may be there from a consumer that had not acknowledged yet
         core.tickets.num_queued += 1
@@ -71,9 +69,9 @@ def _restore_counts(core: Core, state: SavedState) -> None:
     core.departures.num_rewinds = counters["rewinds"]
 
 
-def _check(core: Core, group: SavedGroup, columns: dict[str, Column]) -> _Found:
-    checked, num_rows, num_bytes = core.rows.schema.check_group(group.issue, columns)
-    return _Found(group, checked, num_rows, num_bytes, core.departures.due(checked))
+def _check(core: Core, group: SavedGroup, columns: Columns, shared: Arrays) -> _Found:
+    content = core.rows.schema.check_group(group.issue, columns, shared)
+    return _Found(group, content, core.departures.due(content.columns))
 
 
 def _fitting(core: Core, groups: list[_Found]) -> list[_Found]:

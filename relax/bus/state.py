@@ -14,24 +14,29 @@ from numpy.typing import NDArray
 from relax.bus.claims import Claims
 from relax.bus.columns import encode_json
 from relax.bus.departures import Departures
-from relax.bus.packing import Bytes, pack, unpack
+from relax.bus.packing import Bytes, Fetch, pack, unpack, unpack_arrays
 from relax.bus.rows import Rows
 from relax.bus.tickets import Tickets
 from relax.bus.transfer_queue import QueueLimits
 from relax.errors import BusError, CheckpointError
 from relax.types import Column
 
-_MAGIC, _FORMAT = b"RELAXBUS", 2
+_MAGIC, _FORMAT = b"RELAXBUS", 3
+_READABLE = (2, 3)  # 2 knew no shared arrays
+
+Columns = dict[str, Column]
+Arrays = dict[str, NDArray[Any]]
 
 
 class SavedGroup(msgspec.Struct, frozen=True):
-    """A group with rows. `done`: tasks that need not have it again."""
+    """A group with rows. `done`: tasks that need not have it again; `shared`: arrays, packed as columns are."""
 
     issue: int
     prompt: int
     version: int
     columns: dict[str, list[Any]]
     done: list[str]
+    shared: dict[str, list[Any]] = {}
 
 
 class SavedState(msgspec.Struct, frozen=True):
@@ -92,6 +97,7 @@ def capture(
                 g.version,
                 {name: pack(column, place) for name, column in g.columns.items()},
                 sorted(g.done),
+                {name: pack(array, place) for name, array in g.shared.items()},
             )
             for g in rows.groups.values()
         ],
@@ -122,8 +128,8 @@ def write(path: str, state: SavedState, buffers: list[NDArray[Any]]) -> None:
         raise CheckpointError(f"{path}: the transfer queue's snapshot cannot be written: {error}") from error
 
 
-def read(path: str | Path) -> tuple[SavedState, list[dict[str, Column]]]:
-    """The state and the columns of each of its groups."""
+def read(path: str | Path) -> tuple[SavedState, list[tuple[Columns, Arrays]]]:
+    """The state, and of each of its groups the columns and the shared arrays."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -133,18 +139,25 @@ def read(path: str | Path) -> tuple[SavedState, list[dict[str, Column]]]:
     start = 16 + int.from_bytes(content[8:16], "little")
     try:
         found = msgspec.msgpack.decode(content[16:start], type=_Format).format
-        if found != _FORMAT:
+        if found not in _READABLE:
             raise CheckpointError(
-                f"{path}: a snapshot of format {found}, and this version of relax reads format {_FORMAT}: finish the run with "
-                "the version that wrote it, or begin a new one"
+                f"{path}: a snapshot of format {found}, and this version of relax reads {' and '.join(map(str, _READABLE))}: "
+                "finish the run with the version that wrote it, or begin a new one"
             )
         state = msgspec.msgpack.decode(content[16:start], type=SavedState)
 
         def fetch(where: Any) -> Bytes:
             offset, size = where
-            return np.frombuffer(content, np.uint8, size, start + offset)
+            # each array gets memory of its own, aligned, which goes with it; views would keep the whole file
+            copy = np.frombuffer(content, np.uint8, size, start + offset).copy()
+            copy.flags.writeable = False
+            return copy
 
-        columns = [{name: unpack(packed, fetch) for name, packed in group.columns.items()} for group in state.groups]
+        contents = [(_columns(group, fetch), unpack_arrays(group.shared, fetch)) for group in state.groups]
     except (msgspec.MsgspecError, ValueError, BusError) as error:
         raise CheckpointError(f"{path}: the transfer queue's snapshot is damaged: {error}") from error
-    return state, columns
+    return state, contents
+
+
+def _columns(group: SavedGroup, fetch: Fetch) -> Columns:
+    return {name: unpack(packed, fetch) for name, packed in group.columns.items()}

@@ -26,7 +26,12 @@ def statistics(core: "Core") -> dict[str, Any]:
             },
             "rows": {"queued": sum(num_rows.values()) - rows_training, "training": rows_training},
         },
-        "bytes": {"held": rows.num_bytes, "reserved": sum(rows.reserved.values()), "most": rows.max_bytes},
+        "bytes": {
+            "held": rows.num_bytes,
+            "shared": sum(group.num_shared_bytes for group in rows.groups.values()),
+            "reserved": sum(rows.reserved.values()),
+            "most": rows.max_bytes,
+        },
         "tasks": {
             name: {
                 "ready": {" ".join(sorted(columns)): len(index) for columns, index in task.indexes.items()},

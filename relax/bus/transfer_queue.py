@@ -13,8 +13,10 @@ versions `b U + 1` to `(b + 1) U` of the policy. A sample of oldest version `v` 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from relax.types import Column, WeightManifest
 
@@ -37,6 +39,8 @@ class Lease:
     """Rows handed to one consumer of `task`: N rows, whole groups, in row-id order. `columns[name]` holds N entries.
 
     The rows come back to the queue when the lease is released, when its consumer dies, or after `deadline_s` seconds.
+    `shared[group id]`: the arrays of that group as a whole, read-only, if the claim asked for them; groups without any are left
+    out.
     """
 
     lease_id: str
@@ -45,6 +49,7 @@ class Lease:
     group_ids: tuple[int, ...]
     columns: Mapping[str, Column]
     deadline_s: float
+    shared: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,18 @@ class TransferQueue(Protocol):
         ...
 
     # -- rows ---------------------------------------------------------------------------------------------------------
-    async def put_group(self, issue: int, columns: Mapping[str, Column], wait_s: float) -> list[int]:
+    async def put_group(
+        self, issue: int, columns: Mapping[str, Column], wait_s: float, shared: Mapping[str, NDArray[Any]] | None = None
+    ) -> list[int]:
         """Adds the rows of one group at once (every column has the same number of rows); returns their ids.
 
         Needs the columns `versions` (oldest version of each row's trained tokens, int64 [N]) and `tokens`; with `on_stale` =
         "mask" also `newest_versions`. Waits while the queue is full. Putting the same issue again returns the ids of the first
         time. A group that is too old on arrival is taken and dropped at once. Raises `StaleHandle` when the ticket is no
         longer good: settled, or lost in a `rewind`.
+
+        `shared`: arrays that belong to the group, not to a row, such as the features of its prompt's images: of any shape,
+        stored once however many rows there are, and freed with the last of them.
         """
         ...
 
@@ -111,10 +121,11 @@ class TransferQueue(Protocol):
         consumer: str = "",
         rank: int = 0,
         num_ranks: int = 1,
+        shared: bool = False,
     ) -> Lease:
         """Between `at_least` and `num_groups` whole groups whose rows all have `columns` and that `task` has not had.
 
-        The oldest come first.
+        The oldest come first. `shared`: the lease brings the groups' shared arrays as well.
 
         With `step` (the trainer's), the groups that would be too old one step later have precedence: others are given only
         while places for them stay free, and never more than `prompts_per_step` groups a step in all. `at_least` may not be more

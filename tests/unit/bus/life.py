@@ -5,13 +5,15 @@ Every life has limits of its own and ends with a run to the last step: whatever 
 
 import asyncio
 import contextlib
+import weakref
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from unit.bus.parts import FakeClock, make_group, make_manifest
+from unit.bus.parts import FakeClock, assert_same_arrays, make_group, make_manifest, make_shared
 
 from relax.bus.core import Core
 from relax.bus.ledger import Ledger
@@ -56,6 +58,7 @@ class QueueLife(RuleBasedStateMachine):
         self.core = Core(limits, clock=self.clock, ledger=self.ledger)
         self.tickets: dict[int, Ticket] = {}
         self.put: dict[int, tuple[int, int]] = {}  # issue with rows in the queue -> (oldest version, newest version)
+        self.media: dict[int, list[weakref.ref]] = {}  # issue -> its shared arrays, wherever they are
         self.rows: dict[int, list[int]] = {}  # all row ids of this life, by issue
         self.prompts: dict[int, int] = {}  # issue -> prompt, of all that were ever given
         self.leases: dict[str, Lease] = {}
@@ -109,16 +112,19 @@ class QueueLife(RuleBasedStateMachine):
         return len(tickets)
 
     @precondition(lambda self: getattr(self, "tickets", None))
-    @rule(pick=PICK, newer=st.integers(0, 2), spread=st.integers(0, 2), num_rows=st.integers(1, 3))
-    def put_group(self, pick: int, newer: int, spread: int, num_rows: int) -> None:
-        self.put_one(one_of(self.tickets, pick), newer, spread, num_rows)
+    @rule(pick=PICK, newer=st.integers(0, 2), spread=st.integers(0, 2), num_rows=st.integers(1, 3), has_media=st.booleans())
+    def put_group(self, pick: int, newer: int, spread: int, num_rows: int, has_media: bool = True) -> None:
+        self.put_one(one_of(self.tickets, pick), newer, spread, num_rows, has_media=has_media)
 
-    def put_one(self, issue: int, newer: int = 0, spread: int = 0, num_rows: int = 1) -> None:
+    def put_one(self, issue: int, newer: int = 0, spread: int = 0, num_rows: int = 1, *, has_media: bool = False) -> None:
         oldest = min(self.tickets.pop(issue).version + newer, self.version)
         newest = min(oldest + spread, self.version)
         columns = make_group(oldest, num_rows, 2, newest=newest, which=np.full(num_rows, issue))
-        ids = self.call(self.core.put_group(issue, columns, 0.0))
-        assert self.call(self.core.put_group(issue, columns, 0.0)) == ids
+        shared = make_shared(issue) if has_media else None
+        ids = self.call(self.core.put_group(issue, columns, 0.0, shared))
+        assert self.call(self.core.put_group(issue, columns, 0.0, shared)) == ids
+        if shared is not None:
+            self.media[issue] = [weakref.ref(array) for array in shared.values()]
         assert not {row for rows in self.rows.values() for row in rows} & set(ids)
         self.rows[issue] = ids
         if issue in self.core.rows.groups:
@@ -165,9 +171,9 @@ class QueueLife(RuleBasedStateMachine):
         return [lease for lease in self.leases.values() if lease.task == "actor" and self.steps[lease.lease_id] == step]
 
     def claim(self, task: str, columns: tuple[str, ...], num_groups: int, at_least: int, step: int | None) -> None:
-        names = [*columns, "which"]
+        names, asks = [*columns, "which"], task == "actor"
         try:
-            call = self.core.claim(task, names, num_groups=num_groups, at_least=at_least, wait_s=0.0, step=step)
+            call = self.core.claim(task, names, num_groups=num_groups, at_least=at_least, wait_s=0.0, step=step, shared=asks)
             lease = self.call(call)
         except WaitTimeout:
             assert self.num_takeable(task, set(columns), step) < at_least, "it was held back without need"
@@ -176,6 +182,10 @@ class QueueLife(RuleBasedStateMachine):
         assert at_least <= len(groups) <= num_groups
         assert list(lease.row_ids) == sorted(row for issue in groups for row in self.rows[issue])  # whole, in order
         assert lease.columns["which"].tolist() == list(lease.group_ids)
+        assert lease.shared.keys() == (groups & self.media.keys() if asks else set())
+        for issue, arrays in lease.shared.items():
+            assert_same_arrays(arrays, make_shared(issue))
+            assert all(array is one() for array, one in zip(arrays.values(), self.media[issue], strict=True)), "a copy"
         out = {row for other in self.leases.values() if other.task == task for row in other.row_ids}
         assert not out & set(lease.row_ids)
         assert not self.had[task].keys() & set(lease.row_ids)
@@ -186,7 +196,7 @@ class QueueLife(RuleBasedStateMachine):
                 held = {issue for other in self.leases.values() if other.task == task for issue in other.group_ids}
                 others = {*self.tickets, *self.core.tickets.again, *self.put} - held - groups
                 assert max(groups) < min(others, default=1 << 60)
-        self.leases[lease.lease_id] = lease
+        self.leases[lease.lease_id] = replace(lease, shared={})
         self.steps[lease.lease_id] = step
 
     def num_takeable(self, task: str, columns: set[str], step: int | None) -> int:
@@ -246,7 +256,7 @@ class QueueLife(RuleBasedStateMachine):
         self.put = {issue: versions for issue, versions in self.put.items() if issue in self.core.rows.groups}
         self.tickets = {issue: ticket for issue, ticket in self.tickets.items() if issue in self.core.tickets.in_flight}
         for lease_id, lease in list(self.leases.items()):
-            keep = [i for i, issue in enumerate(lease.group_ids) if issue in self.put]
+            keep = [i for i, row in enumerate(lease.row_ids) if self.core.rows.has(row)]
             rows, groups = tuple(lease.row_ids[i] for i in keep), tuple(lease.group_ids[i] for i in keep)
             if not rows:
                 self.call(self.core.release(lease_id))
@@ -262,7 +272,7 @@ class QueueLife(RuleBasedStateMachine):
         for _ in range(rounds):
             self.try_to_admit(9)
             for issue in sorted(self.tickets)[num_stragglers:]:
-                self.put_one(issue)
+                self.put_one(issue, has_media=issue % 2 > 0)
             self.work_off()
 
     def work_off(self) -> None:

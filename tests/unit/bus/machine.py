@@ -1,15 +1,18 @@
 """What sets a queue's life back, and what holds in spite of it."""
 
 import contextlib
+import gc
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from unit.bus.life import PICK, QueueLife, one_of
-from unit.bus.parts import make_group
+from unit.bus.parts import assert_same_arrays, make_group, make_shared
 
+from relax.bus.columns import num_bytes
 from relax.bus.snapshot import restore
 from relax.bus.state import capture, write
 from relax.errors import StaleHandle, WaitTimeout
@@ -36,6 +39,18 @@ class QueueMachine(QueueLife):
             "masked": self.core.claims.num_masked,
             "reissued": self.core.tickets.numbers.num_reissued,
         }
+
+    @precondition(lambda self: hasattr(self, "core"))
+    @rule(pick=PICK)
+    def drop_a_row(self, pick: int) -> None:
+        """A group lives on with what is left of it, its shared arrays included."""
+        groups = [issue for issue in self.put if len(self.rows[issue]) > 1]
+        if groups:
+            issue = one_of(groups, pick)
+            row = one_of(self.rows[issue], pick)
+            self.call(self.core.drop([row], "poison"))
+            self.rows[issue].remove(row)
+            self.forget_gone()
 
     # -- the trainer's weights ----------------------------------------------------------------------------------------
     @precondition(lambda self: hasattr(self, "core"))
@@ -108,6 +123,8 @@ class QueueMachine(QueueLife):
         for group in self.core.rows.groups.values():
             for task in group.done:
                 self.had[task].update(group.row_ids)
+        groups = self.core.rows.groups.values()
+        self.media = {g.issue: [weakref.ref(array) for array in g.shared.values()] for g in groups if g.shared}
         self.tickets.clear()
         self.leases.clear()
         self.restored_at = self.step
@@ -137,6 +154,24 @@ class QueueMachine(QueueLife):
             if places is not None:
                 assert all(places.slack(step) >= 0 for step in range(places.next_step, places.next_step + 5))
 
+    @invariant()
+    def shared_arrays_stay_as_long_as_a_row(self) -> None:
+        """Each group's own, once, counted once; gone from memory with its last row and the last lease that it was in."""
+        if not hasattr(self, "core"):
+            return
+        groups = self.core.rows.groups
+        for issue, group in groups.items():
+            assert_same_arrays(group.shared, make_shared(issue) if issue in self.media else {})
+        size = sum(num_bytes(column) for group in groups.values() for column in group.columns.values())
+        shared = sum(array.nbytes for issue in groups.keys() & self.media.keys() for array in make_shared(issue).values())
+        assert self.core.rows.num_bytes == size + shared
+        leased = {group.issue for held in self.core.leases.all() for group in held.gone}
+        gone = self.media.keys() - groups.keys() - leased
+        if any(array() is not None for issue in gone for array in self.media[issue]):
+            gc.collect()  # an exception that a test met may hold the frames that it passed
+        assert not any(array() is not None for issue in gone for array in self.media[issue])
+        self.media = {issue: arrays for issue, arrays in self.media.items() if issue not in gone}
+
     def finish(self) -> None:
         """To the end of the run, in a bounded number of rounds: nothing starves."""
         for lease_id in list(self.leases):
@@ -153,6 +188,7 @@ class QueueMachine(QueueLife):
             for _ in range(self.limits.prompts_per_step):
                 self.work_off()
             self.holds()
+            self.shared_arrays_stay_as_long_as_a_row()
         assert self.step == self.limits.num_steps
         assert self.call(self.core.admit(1, 0.0)) == []
         prompts = [self.prompts[issue] for issues in self.trained for issue in issues]

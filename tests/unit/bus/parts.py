@@ -26,6 +26,25 @@ def make_group(version: int = 0, num_rows: int = 2, length: int = 3, *, newest: 
     return {"tokens": tokens, "versions": versions, **more}
 
 
+def make_shared(issue: int) -> dict[str, np.ndarray]:
+    """Arrays of a group as a whole, of several kinds and shapes; the producer lets go of them."""
+    arrays = {
+        "pixel_values": np.full((issue % 3, 2, 5), issue, np.float32),
+        "image_grid_thw": np.array([[1, 2, issue]], np.int64),
+        "seconds": np.array(issue / 2),
+        "is_padded": np.array([True, False]),
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+def assert_same_arrays(found, expected) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+
+
 def make_manifest(version: int) -> WeightManifest:
     tensors = {"w": ("float32", (2, 3), 0)}
     return WeightManifest(version, "shm", "/dev/shm/x", 24, tensors, "digest", (1, 2, 3), (-0.5, -1.5))

@@ -151,10 +151,10 @@ async def test_a_file_that_is_no_whole_snapshot_is_refused(tmp_path, ready, grou
     whole = path.read_bytes()
     with pytest.raises(CheckpointError, match="prompts_per_step = 2, which cannot become 3"):
         restore(path, QueueLimits(3, 1, 4))
-    old = whole.replace(b"\xa6format\x02", b"\xa6format\x01", 1)
+    old = whole.replace(b"\xa6format\x03", b"\xa6format\x01", 1)
     assert old != whole
     path.write_bytes(old)
-    with pytest.raises(CheckpointError, match="a snapshot of format 1, and this version of relax reads format 2"):
+    with pytest.raises(CheckpointError, match="a snapshot of format 1, and this version of relax reads 2 and 3"):
         restore(path, LIMITS)
     for content, message in ((whole[:100], "damaged"), (whole[:-8], "damaged"), (b"something else", "not a snapshot")):
         path.write_bytes(content)

@@ -30,6 +30,7 @@ def test_long_lives(on_stale, kind):
         while machine.step < 7:
             live(machine, rng)
             machine.holds()
+            machine.shared_arrays_stay_as_long_as_a_row()
         machine.teardown()
         seen.update(machine.counters())
     assert (seen["dropped"] > 0) is (on_stale != "wait" and not in_order)
