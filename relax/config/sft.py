@@ -55,8 +55,9 @@ class SFTModelConfig(Section):
 
     path: str | None = None
     """Folder with a Hugging Face model. Not together with `model.build`."""
-    build: Literal["tiny"] | None = None
-    """`tiny`: a Qwen3 of about a million parameters with random weights and a tokenizer of its own. No download."""
+    build: Literal["tiny", "small"] | None = None
+    """A Qwen3 with random weights and a tokenizer of its own, which is the same for both sizes. `tiny`: about a million
+    parameters; `small`: two million. No download."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
     trust_remote_code: bool = False
@@ -137,7 +138,7 @@ class SFTConfig(Section):
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "SFTConfig":
         if (self.model.path is None) == (self.model.build is None):
-            raise ValueError('give either model.path, a folder with a model, or model.build = "tiny"')
+            raise ValueError('give either model.path, a folder with a model, or model.build = "tiny" or "small"')
         if self.task.type == "policy":
             if self.eval is not None and self.reward is None:
                 raise ValueError('[eval] scores responses: it needs a [reward] section, for example type = "exact"')

@@ -30,7 +30,7 @@ from relax.config.train import TrainConfig
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.errors import ConfigError
-from relax.models.tiny import build_tiny_model
+from relax.models.tiny import SIZES, build_tiny_model
 from relax.train.backend import TrainBackend
 from relax.train.conversations import Conversations
 from relax.train.held_out import HeldOut
@@ -90,8 +90,8 @@ def run_sft(config: SFTConfig, *, on_step: Callable[[SFTStep], None] | None = No
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         start, made = Path(name) / "start", Path(name) / "made"
-        if config.model.build == "tiny":
-            build_tiny_model(start, seed=config.seed)
+        if config.model.build is not None:
+            build_tiny_model(start, seed=config.seed, **SIZES[config.model.build])
         else:
             start = Path(str(config.model.path))
         with asyncio.Runner() as loop:
