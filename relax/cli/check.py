@@ -20,7 +20,7 @@ from relax.config import RunConfig, load_config
 from relax.config.load import read_config_file
 from relax.errors import ConfigError, ModelError, RelaxError
 from relax.models.folder import ModelFolder, read_model_folder
-from relax.roles.topology import takes_turns
+from relax.roles.topology import local_judges, takes_turns
 
 
 def check(path: str | Path, overrides: Sequence[str] = (), *, ask_teacher: bool = False) -> CheckReport:
@@ -126,6 +126,7 @@ def _machine(config: RunConfig, model: ModelFolder | None) -> Iterator[Finding]:
     of_actor = config.train.backend.num_threads
     of_engines = config.rollout.num_engines * config.rollout.engine.num_threads
     threads = max(of_actor, of_engines) if takes_turns(config) else of_actor + of_engines
+    threads += sum(judge.num_engines * judge.engine.num_threads for judge in local_judges(config).values())
     level: Callable[[str, str], Finding] = warning if threads > cores else ok
     hint = ": they will slow one another down; lower num_threads or rollout.num_engines" if threads > cores else ""
     yield level("cores", f"{threads} computing threads on {cores} cores{hint}")

@@ -3,12 +3,13 @@
 from math import ceil
 
 from relax.config.algorithm import OPDFullConfig
+from relax.config.genrm import LocalJudgeConfig
 from relax.config.model import ModelConfig
 from relax.config.reward import reward_model_of
 from relax.config.run import RunConfig
 from relax.errors import ModelError
 from relax.models.folder import ModelFolder, read_model_folder
-from relax.roles.topology import column_makers, in_actor, role_specs
+from relax.roles.topology import column_makers, in_actor, local_judges, role_specs
 
 # A process that has loaded torch and transformers, one that has not, and Ray's own processes: measured on Linux, CPU build.
 _TORCH_PROCESS_BYTES = 400 << 20
@@ -40,7 +41,7 @@ def memory_bytes(config: RunConfig, model: ModelFolder) -> dict[str, int]:
         parts["actor: copies of weights for the reference"] = 2 * weights
     parts |= _others(config, model)
     others = sum(spec.name in ("teacher", "critic", "reward_model") for spec in role_specs(config))
-    heavy = 1 + rollout.num_engines + len(scoring) + others
+    heavy = 1 + rollout.num_engines + len(scoring) + others + sum(judge.num_engines for judge in local_judges(config).values())
     if config.run.runtime == "inprocess":
         parts["process"] = _TORCH_PROCESS_BYTES
     else:
@@ -61,7 +62,20 @@ def _others(config: RunConfig, policy: ModelFolder) -> dict[str, int]:
     if (reward_model := reward_model_of(config.rewards.values())) is not None:
         num_params, width = _size(reward_model.model, policy)
         parts["reward_model: weights"] = num_params * width
+    for route, judge in local_judges(config).items():
+        parts[f"judge {route}: weights and key-value cache, all slots full"] = judge.num_engines * _judge_bytes(judge)
     return parts
+
+
+def _judge_bytes(judge: LocalJudgeConfig) -> int:
+    """Of one engine; nothing for a folder that cannot be read, which is for `relax check` to say."""
+    try:
+        folder = read_model_folder(judge.model)
+    except ModelError:
+        return 0
+    width = 4 if judge.model.dtype == "float32" else 2
+    context = judge.model.max_context or folder.context
+    return width * (folder.num_params + judge.engine.max_slots * context * folder.kv_numbers_per_token)
 
 
 def _size(model: ModelConfig, policy: ModelFolder) -> tuple[int, int]:

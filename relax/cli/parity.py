@@ -26,6 +26,7 @@ _OF_OTHERS = (
     "value/",
     "return/",
     "critic/",
+    "genrm/",
     "wait/",
     "publish/",
     "groups",

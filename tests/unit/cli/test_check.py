@@ -18,6 +18,15 @@ def _reward_is_not_tried(monkeypatch):
     monkeypatch.setattr("relax.cli.check.reward_findings", lambda *_: [ok("reward", "was not tried")])
 
 
+JUDGE = ["reward.type=genrm", "genrm.judges.default.type=local"]
+SERVED = [
+    "reward.type=genrm",
+    "genrm.judges.default.type=openai",
+    "genrm.judges.default.url=http://127.0.0.1:9/v1",
+    "genrm.judges.default.model=m",
+]
+
+
 def _found(report, level=Level.ERROR) -> str:
     return "\n".join(f"{finding.about}: {finding.text}" for finding in report.findings if finding.level is level)
 
@@ -40,6 +49,8 @@ def test_a_file_that_does_not_load_is_a_finding(small_run):
         (["data.type=reasoning_gym", "data.task=chain_sums"], "chain_sum"),
         (["algorithm.type=opd", "teacher.model.path=nowhere"], "teacher.model.path = 'nowhere': there is no such folder"),
         (["algorithm.type=ppo", "critic.model.path=nowhere"], "critic.model.path = 'nowhere': there is no such folder"),
+        ([*JUDGE, "genrm.judges.default.model.path=nowhere"], "genrm.judges.default.model.path = 'nowhere': there is no such"),
+        ([*SERVED, "genrm.judges.default.api_key_env=NO_SUCH_KEY"], "'NO_SUCH_KEY': this environment variable is not set"),
     ],
 )
 def test_what_cannot_work_is_an_error(small_run, overrides, expected):
@@ -70,6 +81,8 @@ def test_what_cannot_work_is_an_error(small_run, overrides, expected):
         (["teacher.model.path=t"], "teacher"),
         (["train.backend.num_threads=4096"], "cores"),
         (["model.max_context=512"], "model.max_context"),
+        ([*SERVED, "reward.type=exact"], "genrm"),
+        ([*SERVED, "reward.time_limit_s=20"], "reward.time_limit_s"),
         (["rollout.engine.max_slots=100000000"], "memory"),
     ],
 )
@@ -77,6 +90,15 @@ def test_what_may_not_be_meant_is_a_warning(small_run, overrides, about):
     report = check(small_run, overrides)
     assert report.exit_code == 0, report.render()
     assert about in {finding.about for finding in report.warnings}
+
+
+def test_a_judge_without_room_for_a_question_is_an_error(small_run):
+    model = load_config(small_run).model.path
+    judge = [*JUDGE, f"genrm.judges.default.model.path={model}"]
+    assert "512 leaves no room for a question in a context of 256 tokens" in _found(check(small_run, judge))
+    report = check(small_run, [*judge, "genrm.judges.default.max_new_tokens=8"])
+    assert report.exit_code == 0, report.render()
+    assert "genrm.judges.default.model.path" in {finding.about for finding in report.findings}
 
 
 def test_evaluating_on_the_training_data_is_a_warning(small_run):

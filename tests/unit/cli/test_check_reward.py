@@ -32,6 +32,15 @@ def test_a_function_that_cannot_be_called_is_an_error(small_run, overrides, expe
     assert expected in _errors(report)
 
 
+def test_the_template_for_a_judge_is_read_and_so_is_the_reward_of_evaluations(small_run):
+    judge = [f"genrm.judges.default.{key}" for key in ("type=openai", "url=http://127.0.0.1:9/v1", "model=m")]
+    held_out = ["eval.data.type=generator", "eval.data.path=relax.data.arithmetic:addition", "eval.reward.type=genrm"]
+    report = check(small_run, [*judge, *held_out, "eval.reward.template={{ respons }}"])
+    assert report.exit_code == 1
+    assert "eval.reward: reward.template: there is no 'respons'" in _errors(report)
+    assert "reward" in {finding.about for finding in report.findings if finding.level is Level.OK}
+
+
 @pytest.mark.parametrize("body", ["raise SystemExit(4)", "import os; os._exit(4)"])
 def test_a_reward_that_ends_the_process_on_import_is_a_finding(small_run, tmp_path, monkeypatch, body):
     name = f"ends_{len(body)}"

@@ -7,6 +7,9 @@ from relax.cli.memory import human_bytes, memory_bytes
 from relax.config import load_config
 from relax.models.folder import read_model_folder
 
+JUDGE = ["reward.type=genrm", "genrm.judges.default.type=local", "genrm.judges.default.model.path=m"]
+SERVED = [f"genrm.judges.default.{key}" for key in ("type=openai", "url=http://h/v1", "model=big")]
+
 
 def _lines(run, *overrides) -> dict[str, str]:
     """First word(s) of each line -> the rest."""
@@ -62,6 +65,9 @@ def test_a_role_is_named_with_the_reason_for_it(small_run, override, role, start
         (["algorithm.type=ppo", "critic.lr=1e-3", "critic.warmup_steps=4"], "critic", "learns alone for 4 step(s)"),
         (["algorithm.type=ppo", "resources.mode=hybrid"], "actor", "computes critic, advantages itself"),
         (["algorithm.type=opd", "teacher.model.path=big"], "teacher", "big"),
+        (JUDGE, "judge-default-0", "judge default: m on a local engine"),
+        (JUDGE, "genrm", 'reward.type = "genrm", route default'),
+        ([*JUDGE, *SERVED], "(judge default)", "big at http://h/v1, which this run does not start"),
     ],
 )
 def test_a_setting_shows_in_what_it_turns_into(small_run, overrides, name, expected):

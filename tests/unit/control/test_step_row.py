@@ -17,6 +17,20 @@ def test_amounts_add_up_to_the_totals() -> None:
     assert second["groups"] == 2
 
 
+def test_totals_of_other_roles_become_amounts_as_well() -> None:
+    rows = StepRow()
+    rows.begin(0.0)
+    rows.totals({"role": "genrm", "totals": {"genrm/requests": 5}})
+    rows.rollout({"counts": {"groups": 2}, "waited_s": 0.5})
+    first = rows.finish({"step": 1}, 1.0)
+    rows.totals({"role": "genrm", "totals": {"genrm/requests": 8}})
+    rows.totals({"role": "genrm", "totals": {"genrm/requests": 1}})  # it began again
+    second = rows.finish({"step": 2}, 2.0)
+    assert (first["genrm/requests"], second["genrm/requests"], second["groups"]) == (5, 4, 0)
+    rows.rewind()
+    assert rows.finish({"step": 2}, 3.0)["genrm/requests"] == 0
+
+
 def test_a_step_before_any_report_has_the_promised_keys() -> None:
     rows = StepRow()
     rows.begin(0.0)
