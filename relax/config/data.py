@@ -36,6 +36,11 @@ class FileDataConfig(DataSection):
     """Column with the prompt: a text, or a list of chat messages."""
     answer_key: str | None = "answer"
     """Column with the reference answer; a row without it has none."""
+    layout: Literal["rows", "conversations", "choices"] = "rows"
+    """What the prompt's column holds: a prompt; a whole conversation, of which the last turn is the answer; or a question, to
+    which the choices are added, so that the answer is a letter."""
+    choices: list[str] = Field(["choices"], min_length=1)
+    """For `layout = "choices"`: the column with the list of choices, or a column for each, such as `["a0", "a1", "a2"]`."""
 
 
 class ReasoningGymDataConfig(DataSection):

@@ -13,15 +13,18 @@ from relax.errors import DataError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 
+ROWS_AT_ONCE = 256  # rows of tables that are Python objects at one time: with images inside they are large
+
 # (name of the place for people, key, the row or why it cannot be read)
 RawRow = tuple[str, str, Any | BadRow]
 
 
-def read_files(path: Path) -> Iterator[RawRow]:
+def read_files(path: Path, *, keep_bytes: bool = False) -> Iterator[RawRow]:
     """Every row of a file, or of all files of a folder in the order of their names.
 
-    Lines of jsonl are counted from 1 and blank ones left out; rows of parquet and Arrow files are counted from 0. Raises
-    `DataError` when there is nothing to read, or a file is not what its name says.
+    Lines of jsonl are counted from 1 and blank ones left out; rows of parquet and Arrow files are counted from 0, and their
+    binary columns are base64 texts unless `keep_bytes` is true. Raises `DataError` when there is nothing to read, or a file is
+    not what its name says.
     """
     for file in _files(path):
         kind = SUFFIXES.get(file.suffix.lower())
@@ -29,7 +32,7 @@ def read_files(path: Path) -> Iterator[RawRow]:
         if kind == "jsonl":
             yield from _read_jsonl(file, name)
         elif kind is not None:
-            yield from _read_table(file, name, kind)
+            yield from _read_table(file, name, kind, keep_bytes)
         else:
             raise DataError(f"{file}: unknown kind of file; data.path takes {', '.join(SUFFIXES)} files, or a folder of them")
 
@@ -98,17 +101,22 @@ def _is_open(line: bytes) -> bool:
     return line.strip() in (b"[", b"{")
 
 
-def _read_table(file: Path, name: str, kind: str) -> Iterator[RawRow]:
+def _read_table(file: Path, name: str, kind: str, keep_bytes: bool) -> Iterator[RawRow]:
     import pyarrow as pa  # heavy: only for these kinds of files
     import pyarrow.parquet as pq
 
     number = 0
     try:
-        is_parquet = kind == "parquet"
-        batches = pq.ParquetFile(file).iter_batches() if is_parquet else pa.ipc.open_stream(pa.memory_map(str(file)))
+        if kind == "parquet":
+            batches = pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE)
+        else:
+            batches = pa.ipc.open_stream(pa.memory_map(str(file)))
+        kept = (bytes,) if keep_bytes else ()
         for batch in batches:
-            for row in msgspec.to_builtins(batch.to_pylist()):  # dates, decimals and bytes as JSON has them: as texts
-                yield f"{file}, row {number}", f"{name}:{number}", row
-                number += 1
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                rows = batch.slice(start, ROWS_AT_ONCE).to_pylist()
+                for row in msgspec.to_builtins(rows, builtin_types=kept):  # dates and decimals as JSON has them: as texts
+                    yield f"{file}, row {number}", f"{name}:{number}", row
+                    number += 1
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: not a readable {kind} file after row {number}: {error}") from error

@@ -12,8 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax.config.data import DataConfig, FileDataConfig, ReasoningGymDataConfig
+from relax.config.media import MediaConfig
 from relax.data.files import read_files
+from relax.data.layouts import lay_out
 from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
+from relax.data.media.rows import MediaRows
+from relax.data.media.source import Finder, Spool
 from relax.data.render import Renderer
 from relax.data.rows import BadRow, RowReader, nearest
 from relax.errors import ConfigError, DataError
@@ -29,8 +33,13 @@ class PromptSource:
     are asked for.
     """
 
-    def __init__(self, data: DataConfig, seed: int) -> None:
+    def __init__(self, data: DataConfig, seed: int, media: MediaConfig | None = None) -> None:
         self._data, self._seed = data, seed
+        self.spool: Spool | None = None  # bytes of media that came inside rows
+        self._media: MediaRows | None = None
+        if media is not None:
+            self.spool = Spool()
+            self._media = MediaRows(media, Finder(media, _folder(data), self.spool))
         self._rows: list[Prompt] = []
         self._make: MakeRow | None = None
         self._size = 0
@@ -115,14 +124,15 @@ class PromptSource:
         self._order.cache_clear()
 
     def _read_file(self, data: FileDataConfig) -> None:
-        reader = RowReader(data.prompt_key, data.answer_key, data.chat_template)
+        reader = RowReader(data.prompt_key, data.answer_key, data.chat_template, self._media)
         first, columns, has_answers = "", list[str](), False
-        for place, key, raw in read_files(Path(data.path)):
+        for place, key, raw in read_files(Path(data.path), keep_bytes=self._media is not None):
             try:
                 if isinstance(raw, BadRow):
                     raise raw
-                self._rows.append(reader.read(raw, key))
-                columns, has_answers = columns or list(raw), has_answers or data.answer_key in raw
+                row = lay_out(raw, data)
+                self._rows.append(reader.read(row, key))
+                columns, has_answers = columns or list(raw), has_answers or data.answer_key in row
             except BadRow as bad:
                 self._refuse(place, bad)
                 self._num_bad_lines += 1
@@ -133,6 +143,11 @@ class PromptSource:
         if not has_answers and data.answer_key not in (None, FileDataConfig.model_fields["answer_key"].default):
             near = nearest(str(data.answer_key), columns)
             raise DataError(f"data.answer_key = {data.answer_key!r}: no row of {data.path} has this column; {near}")
+        if self._media is not None and not any(prompt.media for prompt in self._rows):
+            names = ", ".join(map(repr, self._media.columns))
+            raise DataError(
+                f"data.path = {data.path!r}: no row has media in {names} or in its messages; the columns are {columns}"
+            )
         self._size = len(self._rows)
 
     def _make_row(self, index: int) -> Prompt:
@@ -141,7 +156,8 @@ class PromptSource:
         if isinstance(self._data, ReasoningGymDataConfig):
             reader, name = RowReader("prompt", "answer", self._data.chat_template), self._data.task
         else:
-            reader, name = RowReader(self._data.prompt_key, self._data.answer_key, self._data.chat_template), self._data.path
+            columns = (self._data.prompt_key, self._data.answer_key)
+            reader, name = RowReader(*columns, self._data.chat_template, self._media), self._data.path
         prompt = reader.read(self._make(index), f"{name}:{self._data.seed}:{index}")
         self._check_length(prompt)
         return prompt
@@ -163,13 +179,13 @@ class PromptSource:
         return np.argsort(bits.random_raw(self._size), kind="stable")
 
 
-def open_prompts(data: DataConfig, *, seed: int) -> PromptSource:
-    """Opens the data and checks what can be checked at once.
+def open_prompts(data: DataConfig, *, seed: int, media: MediaConfig | None = None) -> PromptSource:
+    """Opens the data and checks what can be checked at once. Rows have media where `media` says how they are found.
 
     Raises `DataError` for files that are missing, empty or malformed (with file and line), `ConfigError` for an unknown task,
     function or option.
     """
-    source = PromptSource(data, seed)
+    source = PromptSource(data, seed, media)
     source.read()
     return source
 
@@ -193,3 +209,10 @@ def _name(data: DataConfig) -> str:
     if isinstance(data, ReasoningGymDataConfig):
         return f"data.task = {data.task!r}"
     return f"data.path = {data.path!r}"
+
+
+def _folder(data: DataConfig) -> str:
+    """Where paths in rows begin, unless the run says another place."""
+    if not isinstance(data, FileDataConfig):
+        return "."
+    return data.path if Path(data.path).is_dir() else str(Path(data.path).parent)

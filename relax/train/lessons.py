@@ -12,6 +12,7 @@ import numpy as np
 
 from relax.config.data import DataConfig, FileDataConfig, GeneratorDataConfig, ReasoningGymDataConfig
 from relax.data.files import read_files
+from relax.data.layouts import lay_out
 from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
 from relax.data.rows import BadRow
 from relax.errors import DataError
@@ -86,7 +87,8 @@ class Lessons:
             try:
                 if isinstance(raw, BadRow):
                     raise raw
-                self._rows.append(self._read(raw, key))
+                row = raw if data.layout == "conversations" else lay_out(raw, data)  # conversations are learned whole
+                self._rows.append(self._read(row, key))
             except (BadRow, DataError) as bad:
                 self._refuse(place, bad)
         if not self._rows:

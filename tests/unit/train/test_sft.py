@@ -66,6 +66,19 @@ def test_every_turn_of_the_assistant_is_learned_from_chat_messages(folder: Path,
     assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>B<|im_end|>"
 
 
+def test_layouts_of_open_data_sets_are_learned(folder: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "choices.jsonl", {"prompt": "Which?", "choices": ["x", "y"], "answer": 1})
+    found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data | {"layout": "choices"}), folder)
+    ((ids, mask, _),) = found.batch(0, 1)[0]
+    assert "A. x\nB. y" in tokenizer.decode(ids[mask == 0])
+    assert tokenizer.decode(ids[mask == 1]) == "B<|im_end|>"
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "A"}]
+    data = write_rows(tmp_path / "talk.jsonl", {"prompt": turns}) | {"layout": "conversations"}
+    found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data), folder)
+    ((ids, mask, _),) = found.batch(0, 1)[0]
+    assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>"
+
+
 def said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
     """Messages from (role, text) or (role, text with its own marks)."""
     return [{"role": role} | (text if isinstance(text, dict) else {"content": text}) for role, text in turns]
