@@ -25,7 +25,6 @@ async def follow(
     load: Load,
     *,
     give_up: GiveUp | None = None,
-    every: int = 0,
     max_failures: int = 5,
 ) -> None:
     """Runs until it is cancelled; unsubscribes at its end, however that comes.
@@ -33,25 +32,22 @@ async def follow(
     `load` takes a version in, proven by digest and canary, and returns the canary's largest log-prob difference. When it raises
     `WeightSyncError` the version is rejected with the reason, and the newest one is tried after a growing pause; the
     `max_failures`-th failure in a row is raised. With `give_up` the receiver shares its devices with the trainer: when its
-    weights are recalled it is awaited, and the version that is announced next is loaded. With `every` a version is loaded only
-    when it is at least so much newer than the one that is held, or older; others are acknowledged as they are. After the
+    weights are recalled it is awaited, and the version that is announced next is loaded. After the
     trainer went back, a lower version is taken like any other. Each attempt is an event of kind "weights".
     """
     await bus.subscribe(subscriber, takes_turns=give_up is not None)
     try:
-        await _Follower(bus, subscriber, load, give_up, every, max_failures).run()
+        await _Follower(bus, subscriber, load, give_up, max_failures).run()
     finally:
         with contextlib.suppress(BusError):  # the queue may have ended first
             await bus.unsubscribe(subscriber)
 
 
 class _Follower:
-    def __init__(
-        self, bus: TransferQueue, subscriber: str, load: Load, give_up: GiveUp | None, every: int, max_failures: int
-    ) -> None:
+    def __init__(self, bus: TransferQueue, subscriber: str, load: Load, give_up: GiveUp | None, max_failures: int) -> None:
         self._bus, self._subscriber = bus, subscriber
         self._load, self._give_up = load, give_up
-        self._every, self._max_failures = every, max_failures
+        self._max_failures = max_failures
         self._held: WeightManifest | None = None  # what the receiver computes with
         self._failures = 0
 
@@ -64,8 +60,6 @@ class _Follower:
             try:
                 if manifest is None:
                     await self._let_go()
-                elif self._is_kept(manifest):
-                    await self._keep(manifest)
                 else:
                     await self._take(manifest)
             except StaleHandle as error:  # the trainer went back meanwhile; the next announcement is taken
@@ -76,19 +70,6 @@ class _Follower:
         await self._give_up()
         self._held = None
         await self._bus.gave_up(self._subscriber)
-
-    def _is_kept(self, manifest: WeightManifest) -> bool:
-        """Whether the held weights stay although there is another version."""
-        held = self._held
-        if not self._every or held is None:
-            return False
-        age = manifest.version - held.version
-        return 0 < age < self._every or (age == 0 and manifest.digest == held.digest)
-
-    async def _keep(self, manifest: WeightManifest) -> None:
-        assert self._held is not None
-        await self._bus.acknowledge(self._subscriber, manifest.version)
-        await self._bus.emit(self._event(manifest) | {"kept": self._held.version})
 
     async def _take(self, manifest: WeightManifest) -> None:
         loop = asyncio.get_running_loop()

@@ -260,27 +260,6 @@ async def test_a_version_that_was_called_back_while_it_was_loaded_is_replaced_by
     await stopped(task)
 
 
-async def test_with_every_it_takes_the_first_version_far_enough_away_and_acknowledges_all(bus, publisher):
-    loaded = []
-
-    async def load(manifest):
-        loaded.append(manifest.version)
-        return 0.0
-
-    task = asyncio.create_task(follow(bus, "reference", load, every=3))
-    for version in (0, 1, 2, 3, 5, 7, 8, 9, 10):
-        await publish(publisher, version)
-        await bus.wait_acknowledged(version, 5)
-    assert loaded == [0, 3, 7, 10]
-    kept = {event["version"]: event["kept"] for event in await weights_events(bus) if "kept" in event}
-    assert kept == {1: 0, 2: 0, 5: 3, 8: 7, 9: 7}
-    await bus.rewind(0)
-    await publish(publisher, 8)
-    await bus.wait_acknowledged(8, 5)
-    assert loaded[-1] == 8, "what it holds is of a future that is lost"
-    await stopped(task)
-
-
 async def test_identical_weights_are_said_to_be(bus, publisher):
     async def load(manifest):
         return 0.0
