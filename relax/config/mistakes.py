@@ -34,11 +34,17 @@ def explain(error: ValidationError, root: Model, raw: Mapping[str, Any]) -> Iter
             case "union_tag_not_found":
                 tags = [str(model.model_fields["type"].default) for model in options_at(root, path, raw)]
                 yield f"{name}.type is missing: allowed are {_listed(tags)}"
+            case "model_type" | "model_attributes_type" if path and path[-1].isdigit():
+                yield f"{name} = {_shown(item['input'])}: each of {name.rpartition('.')[0]} is a table, {{key = value, ...}}"
             case "model_type" | "model_attributes_type" | "dict_type":
                 yield f"{name} = {_shown(item['input'])}: this is a section; write [{name}] and its keys under it"
             case "literal_error":
                 allowed = [str(value) for value in _literals(root, path, raw)]
                 yield f"{name} = {_shown(item['input'])}: allowed are {_listed(allowed)}{_meant(str(item['input']), allowed)}"
+            case "tuple_type" | "list_type" if isinstance(item["input"], Mapping):
+                yield f"{name} = {_shown(item['input'])}: this is a list; write [[{name}]] for each, or {name} = [{{...}}]"
+            case "tuple_type" | "list_type":
+                yield f"{name} = {_shown(item['input'])}: this is a list; write it in brackets, [{_shown(item['input'])}]"
             case "value_error":
                 yield str(item["msg"]).removeprefix("Value error, ")
             case _:
