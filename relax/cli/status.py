@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relax.observe.ledger_file import LedgerFile, conservation
-from relax.observe.progress import duration, shown_waits, sparkline
+from relax.observe.progress import duration, shown_waits, sparkline, without_weights
 from relax.observe.run_folder import RunFolder
 
 _NUM_WARNINGS = 5
@@ -49,6 +49,7 @@ def status_dict(run_dir: Path) -> dict[str, Any]:
         "evaluations": evaluations,
         "waits": shown_waits(stats) if is_live else [],
         "versions": stats.get("versions", {}).get("acknowledged", {}) if is_live else {},
+        "without_weights": without_weights(stats) if is_live else {},
         "ages": _ages(rows),
         "stale": stats.get("stale", {}),
         "ledger": ledger.counts(),
@@ -107,7 +108,8 @@ def _lines(status: Mapping[str, Any], rewards: list[float | None]) -> Iterator[t
     for wait in status["waits"]:
         yield "", wait
     if status["versions"]:
-        held = (f"{name} {'none yet' if held is None else held}" for name, held in sorted(status["versions"].items()))
+        why = status["without_weights"]
+        held = (f"{name} {f'none, {why[name]}' if held is None else held}" for name, held in sorted(status["versions"].items()))
         yield "weights", f"versions held: {', '.join(held)}"
     if status["ledger"] is not None:
         yield "prompts", conservation(status["ledger"])

@@ -1,9 +1,9 @@
-"""Why nothing moves, in words: who waits for what, who does not wait, and which groups are held up."""
+"""Why nothing moves, in words: who waits for what, who does not wait, who has no weights, and which groups are held up."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relax.observe.progress import shown_waits
+from relax.observe.progress import shown_waits, without_weights
 
 _NUM_IDS = 8
 _NUM_WAITS = 5
@@ -40,6 +40,7 @@ def explain_stall(statuses: Mapping[str, Mapping[str, Any]], stats: Mapping[str,
         f"no step ended and no sample arrived for {stalled_s:.0f} s (services.progress_timeout_s = {limit_s:g})",
         *(f"{name}: {_doing(statuses[name])}" for name in busy),
         *waits[:_NUM_WAITS],
+        *(f"{name} has no weights: {why}" for name, why in without_weights(stats).items()),
     ]
     tickets = stats.get("tickets", {}).get("in_flight", [])
     if tickets:

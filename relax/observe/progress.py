@@ -54,6 +54,14 @@ def shown_waits(stats: Mapping[str, Any], longer_than_s: float = _SHOWN_WAIT_S) 
     return [f"{wait['who'] or wait['call']} waits for {wait['reason']} ({wait['since_s']:.1f} s)" for wait in waits]
 
 
+def without_weights(stats: Mapping[str, Any]) -> dict[str, str]:
+    """Receivers of weights that hold none, from the same statistics, each with the reason in words."""
+    versions = stats.get("versions", {})
+    reasons = {wait["who"]: f"waits for {wait['reason']}" for wait in stats.get("waits", ())} | versions.get("rejections", {})
+    held = sorted(versions.get("acknowledged", {}).items())
+    return {name: reasons.get(name, "takes them in") for name, version in held if version is None}
+
+
 class Progress:
     """Shows how a run goes. Use as a context manager; the calls do nothing before and are safe after it.
 

@@ -44,9 +44,8 @@ def run(tmp_path):
         recorder.event({"kind": "recovery", "role": "actor", "cause": cause, "attempt": 1, "down_s": 3.21, "step": 2})
         recorder.event({"kind": "weights", "subscriber": "engine-0", "version": 2, "rejected": "digest disagrees"})
         wait = {"who": "rollout", "call": "admit", "reason": "a place [a]", "since_s": 3.0}
-        recorder.stats(
-            {"stale": {"dropped": 1, "masked": 3, "surplus": 0}, "waits": [wait], "versions": {"acknowledged": {"engine-0": 3}}}
-        )
+        versions = {"acknowledged": {"engine-0": 3, "engine-1": None}, "rejections": {"engine-1": "rejected version 3: digest"}}
+        recorder.stats({"stale": {"dropped": 1, "masked": 3, "surplus": 0}, "waits": [wait], "versions": versions})
         recorder.close()
         (folder.path / "checkpoints" / "step_2").mkdir(parents=True)
         database = sqlite3.connect(folder.path / "ledger.sqlite")
@@ -63,7 +62,7 @@ def test_a_running_run_is_shown_with_all_that_matters(run):
     for part in (
         "digits", "running (process", "3 of 10", "0.300", "0.250 (step 0)", "9.5 tokens", "mean 0.50, max 1, 1 allowed",
         "1,000 tokens/s, 2.00 s a step", "actor 50%, rollout 10%", "rollout waits for a place [a] (3.0 s)",
-        "versions held: engine-0 3",
+        "versions held: engine-0 3, engine-1 none, rejected version 3: digest",
         "4 issued = 1 trained + 1 dropped + 2 in flight", "1 dropped: too old for step", "step_2",
         "samples so far: 6 of age 0, 18 of age 1", "recoveries (1, 1 faults on purpose)",
         "1 groups dropped, 3 groups trained with their oldest tokens masked",
@@ -82,7 +81,8 @@ def test_the_json_form_holds_the_same(run):
     assert status["ages"] == {"0": 6, "1": 18}
     assert (status["num_recoveries"], status["recoveries"][0]["role"]) == (1, "actor")
     assert status["waits"] == ["rollout waits for a place [a] (3.0 s)"]
-    assert status["versions"] == {"engine-0": 3}
+    assert status["versions"] == {"engine-0": 3, "engine-1": None}
+    assert status["without_weights"] == {"engine-1": "rejected version 3: digest"}
     assert status["checkpoints"] == ["step_2"]
     assert status["num_warnings"] == 2
 

@@ -1,5 +1,12 @@
-"""A run in which nothing moves says who works, who waits for what, and which groups are held up."""
+"""A run in which nothing moves says who works, who waits for what, who has no weights, and which groups are held up."""
 
+import asyncio
+
+import pytest
+
+from relax.bus.core import Core
+from relax.bus.transfer_queue import QueueLimits
+from relax.bus.waits import caller
 from relax.control.stall import ProgressWatch, explain_stall
 
 
@@ -32,3 +39,24 @@ def test_progress_of_any_role_counts():
     assert watch.stalled_s(6.0) == 0.0
     watch.moved(8.0)
     assert watch.stalled_s(9.0) == 1.0
+
+
+async def test_an_engine_that_is_never_given_weights_is_named():
+    core = Core(QueueLimits(prompts_per_step=2, max_staleness=1, num_steps=4))
+
+    async def follows(name):
+        caller.set(name)
+        await core.subscribe(name)
+        await core.next_manifest(name, 60.0)
+
+    waiting = asyncio.create_task(follows("engine-0"))
+    await core.subscribe("engine-1")
+    await core.reject("engine-1", 0, "another digest")
+    await asyncio.sleep(0)
+    text = explain_stall({}, await core.stats(), 700.0, 600.0)
+    assert "engine-0 has no weights: waits for a first policy version to be announced" in text
+    assert "engine-1 has no weights: rejected version 0: another digest" in text
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await core.close()
