@@ -11,7 +11,7 @@ from relax.bus.staleness import leaves_behind
 from relax.bus.state import Arrays, Columns, SavedGroup, SavedState
 from relax.bus.transfer_queue import QueueLimits
 from relax.clock import Clock
-from relax.errors import CheckpointError
+from relax.errors import ConfigError
 
 
 class _Found(NamedTuple):
@@ -26,12 +26,12 @@ def restore(path: str | Path, limits: QueueLimits, *, clock: Clock | None = None
     """A new core, of a new incarnation, with the state in `path`; `ledger` goes back to that state as well.
 
     `limits` may differ in all but `prompts_per_step`. Groups that a smaller `max_staleness` cannot consume any more are
-    generated again under their issue numbers. Raises `CheckpointError` for a file that is missing, damaged or of another
-    format, and `BusError` for a ledger that is another run's.
+    generated again under their issue numbers. Raises `ConfigError` for another `prompts_per_step`, `CheckpointError` for a file
+    that is missing, damaged or of another format, and `BusError` for a ledger that is another run's.
     """
     state, contents = saved.read(path)
     if state.prompts_per_step != limits.prompts_per_step:
-        raise CheckpointError(
+        raise ConfigError(
             f"{path}: made with rollout.prompts_per_step = {state.prompts_per_step}, which cannot become "
             f"{limits.prompts_per_step}: the steps that are trained would not be whole"
         )

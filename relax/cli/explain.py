@@ -9,8 +9,10 @@ from relax.cli.memory import human_bytes, longest_sample, max_groups_ahead, memo
 from relax.config import RunConfig
 from relax.config.algorithm import needs_teacher
 from relax.config.data import DataConfig
+from relax.config.faults import FaultEvent
 from relax.config.genrm import LocalJudgeConfig
 from relax.config.teacher import TeacherConfig
+from relax.control.faults import FaultPlan
 from relax.errors import ModelError
 from relax.models.folder import ModelFolder, read_model_folder
 from relax.roles.topology import (
@@ -54,6 +56,8 @@ def explain(config: RunConfig) -> str:
         _part("learning", _learning(config)),
         _part("evaluation and checkpoints", _evaluation(config)),
     ]
+    if faults := FaultPlan(config).left:
+        parts.append(_part("faults on purpose", ((f"after step {fault.step}", _fault(fault)) for fault in faults)))
     if model is not None:
         parts.append(_part("memory, at most, activations aside", _memory(config, model)))
     return "\n\n".join(parts)
@@ -237,6 +241,19 @@ def _evaluation(config: RunConfig) -> Rows:
     every, keep = config.train.checkpoint.every, config.train.checkpoint.keep
     when = f"every {every} step(s) and at the end" if every else "at the end only"
     yield "checkpoints", f"{when}; the last {keep} stay; the model of the last step is exported to hf/"
+
+
+def _fault(fault: FaultEvent) -> str:
+    chance = f", each with a chance of {fault.probability:g}" if fault.probability < 1 else ""
+    match fault.kind:
+        case "kill":
+            return f"{fault.target} is killed"
+        case "delay":
+            return f"{fault.target}: {fault.count} call(s) of the queue take {fault.seconds:g} s longer{chance}"
+        case "lose_messages":
+            return f"{fault.target}: {fault.count} message(s) to or from the queue are lost{chance}"
+        case "fail_sync":
+            return f"{fault.target} refuses {fault.count} publication(s) of weights{chance}"
 
 
 def _memory(config: RunConfig, model: ModelFolder) -> Rows:

@@ -16,6 +16,7 @@ from relax.cli.check import check_config
 from relax.cli.command import typed
 from relax.config import RunConfig, load_config
 from relax.control.controller import Controller, RunResult
+from relax.control.recovery import USER_ERRORS
 from relax.control.runtime import Runtime
 from relax.errors import CheckpointError, ConfigError, RelaxError
 from relax.observe.log import NoteHandler, log_for_a_while
@@ -24,7 +25,7 @@ from relax.observe.progress import Progress
 from relax.observe.recorder import RunRecorder
 from relax.observe.run_folder import RunFolder, State
 
-_STOPPED = 130
+_FAILED, _REFUSED, _STOPPED = 1, 2, 130
 # Ray reads these when it is imported. What the death of a process means is said by the controller, in one line.
 _QUIET_RAY = {"RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed", "GRPC_VERBOSITY": "ERROR"}
 
@@ -135,7 +136,8 @@ def _run(config: RunConfig, folder: RunFolder, checkpoint: tuple[int, Path] | No
     except RelaxError as error:
         end("failed", str(error))
         sys.stderr.write(f"error: {error}\n{folder.path}/log has the details; {_how_to_go_on(folder.path)}\n")
-        return 1
+        is_refused = isinstance(error, USER_ERRORS) and not (controller and controller.is_started)
+        return _REFUSED if is_refused else _FAILED
     except BaseException as error:
         end("failed", f"{type(error).__name__}: {error}")
         raise

@@ -36,7 +36,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(run_file: RunFile, tmp_path: 
         ("train.backend.device=zzz", "'zzz'"),
     ):
         refused = relax("train", "--resume", run_dir, "train.num_steps=5", override, cwd=tmp_path)
-        assert refused.returncode != 0
+        assert refused.returncode == 2
         assert named in refused.stderr
         assert "Traceback" not in refused.stderr
         assert (run_dir / "config.json").read_bytes() == before

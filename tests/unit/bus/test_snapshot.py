@@ -9,7 +9,7 @@ from relax.bus.core import Core
 from relax.bus.ledger import Fate, Ledger
 from relax.bus.snapshot import restore
 from relax.bus.transfer_queue import QueueLimits
-from relax.errors import BusError, CheckpointError, StaleHandle, WaitTimeout
+from relax.errors import BusError, CheckpointError, ConfigError, StaleHandle, WaitTimeout
 
 LIMITS = QueueLimits(prompts_per_step=2, max_staleness=1, num_steps=4)
 
@@ -149,7 +149,7 @@ async def test_a_file_that_is_no_whole_snapshot_is_refused(tmp_path, ready, grou
     path = tmp_path / "queue"
     await core.snapshot(str(path))
     whole = path.read_bytes()
-    with pytest.raises(CheckpointError, match="prompts_per_step = 2, which cannot become 3"):
+    with pytest.raises(ConfigError, match="prompts_per_step = 2, which cannot become 3"):
         restore(path, QueueLimits(3, 1, 4))
     old = whole.replace(b"\xa6format\x03", b"\xa6format\x01", 1)
     assert old != whole

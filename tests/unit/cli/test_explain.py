@@ -1,5 +1,7 @@
 """`relax explain`: the figures and reasons follow from the settings."""
 
+import re
+
 import pytest
 
 from relax.cli.explain import explain
@@ -105,3 +107,15 @@ def test_models_beside_the_policy_take_memory_in_every_mode(small_run):
 
 def test_sizes_are_written_for_people():
     assert [human_bytes(n) for n in (12, 3400, 5_600_000, 7_800_000_000)] == ["12 B", "3 kB", "6 MB", "7.8 GB"]
+
+
+def test_faults_on_purpose_are_listed_in_their_order(small_run):
+    events = '{kind="delay", target="rollout", step=5, count=3, probability=0.5}, {kind="kill", target="actor", step=2}'
+    text = explain(load_config(small_run, [f"faults.events=[{events}]", "faults.random_kills=2"]))
+    _, lines = text.split("faults on purpose\n")
+    steps = re.findall(r"after step (\d+)", lines)
+    assert steps == sorted(steps, key=int)
+    assert "after step 2  actor is killed" in lines
+    assert "after step 5  rollout: 3 call(s) of the queue take 1 s longer, each with a chance of 0.5" in lines
+    assert lines.count("is killed") == 3
+    assert "faults on purpose" not in explain(load_config(small_run))
