@@ -47,7 +47,9 @@ def allows_none(info: FieldInfo) -> bool:
 
 
 def is_text(info: FieldInfo) -> bool:
-    """Whether the setting takes free text and nothing else."""
+    """Whether the setting takes free text and nothing else; a list of texts is none."""
+    if get_origin(info.annotation) in (list, tuple, dict):
+        return False
     kinds = {arg for arg in get_args(info.annotation) if arg is not NoneType} or {info.annotation}
     return kinds == {str}
 

@@ -59,6 +59,8 @@ class TrainConfig(Section):
     """AdamW's weight decay, on matrices only."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of the gradient."""
+    freeze: list[str] = []
+    """Weights that stay as they are, by patterns of names at any depth: `"visual.*"`, `"audio_tower.*"`, `"layers.0.*"`."""
     max_tokens_per_micro_batch: int = Field(8192, ge=1)
     """Token budget of one forward and backward pass; a longer sample makes a micro-batch of its own. On a CPU at most 2,048."""
     logprob_chunk: int = Field(2048, ge=1)

@@ -44,7 +44,7 @@ def read_model_folder(model: ModelConfig) -> ModelFolder:
         what = "is a file" if path.exists() else "there is no such folder"
         raise ModelError(f"model.path = {str(path)!r}: {what}; wanted a folder with config.json, safetensors and the tokenizer")
     config = _json(path / "config.json")
-    text = config.get("text_config") or config
+    text = (config.get("thinker_config") or config).get("text_config") or config
     heads = int(text.get("num_attention_heads") or 0)
     hidden = int(text.get("hidden_size") or 0)
     return ModelFolder(

@@ -60,7 +60,7 @@ class Rows:
 
     def to_batch(self) -> TrainBatch:
         """The rows as the back end reads them."""
-        optional = {name: self.ragged(name) for name in _TO_BATCH if name in self.columns}
+        optional: dict[str, Any] = {name: self.ragged(name) for name in _TO_BATCH if name in self.columns}
         return TrainBatch(self.ragged("tokens"), self.ragged("loss_mask"), self.group_ids, **optional)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 _CACHED_LOGITS = 1 << 18  # 1 MiB in float32: the passes over one block of logits find it in a core's own cache
 _MIN_BLOCK = 32
+_NEVER = -1e30
 
 
 def token_logprobs(
@@ -31,12 +32,14 @@ def token_logprobs(
     chunk: int,
     with_entropy: bool = True,
     entropy_gradient: bool = False,
+    banned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs `[S]` of `targets [S]`, and entropies `[S]` of the distributions that they were drawn from, unless unwanted.
 
     `hidden [U, d]`; `head`: weight `[V, d]` and bias `[V]` or none; `rows [S]` names the hidden state of each target (several
     may share one), default one each. `chunk`: rows of probabilities held at once. Results are float32 (float64 from float64).
-    The gradient flows through the log-probs, and through the entropies if `entropy_gradient`.
+    The gradient flows through the log-probs, and through the entropies if `entropy_gradient`. Tokens `banned [K]` are never
+    sampled and have no probability here either.
     """
     weight, bias = head
     if bias is not None:
@@ -46,12 +49,19 @@ def token_logprobs(
         rows = torch.arange(len(targets), device=targets.device)
     apply: Any = _TokenLogprobs.apply
     mixes = with_entropy or torch.is_grad_enabled()
-    logprobs, entropy = apply(hidden, weight, rows, targets, 1.0 / temperature, chunk, entropy_gradient, mixes)
+    logprobs, entropy = apply(hidden, weight, rows, targets, 1.0 / temperature, chunk, entropy_gradient, mixes, banned)
     return logprobs, entropy[rows] if with_entropy else None
 
 
 def top_logprobs(
-    hidden: Tensor, head: tuple[Tensor, Tensor | None], top_k: int, num_ids: int, *, temperature: float, chunk: int
+    hidden: Tensor,
+    head: tuple[Tensor, Tensor | None],
+    top_k: int,
+    num_ids: int,
+    *,
+    temperature: float,
+    chunk: int,
+    banned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The `top_k` most likely tokens with ids below `num_ids`, likeliest first: ids `[U, top_k]` and log-probs `[U, top_k]`.
 
@@ -65,7 +75,7 @@ def top_logprobs(
         logits = torch.mm(hidden[start:end], weight.t()).to(wide)
         if bias is not None:
             logits += bias
-        logits /= temperature
+        logits = _without(logits / temperature, banned)
         best = torch.topk(logits[:, :num_ids], top_k, -1)
         ids[start:end], logprobs[start:end] = best.indices, best.values - logits.logsumexp(-1, keepdim=True)
     return ids, logprobs
@@ -76,7 +86,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
-        scale, chunk, entropy_gradient, mixes = options
+        scale, chunk, entropy_gradient, mixes, banned = options
         wide = torch.promote_types(hidden.dtype, torch.float32)
         log_sums, chosen = hidden.new_empty(len(hidden), dtype=wide), hidden.new_empty(len(targets), dtype=wide)
         mixed = torch.empty_like(hidden) if mixes else torch.zeros_like(hidden)
@@ -88,7 +98,7 @@ class _TokenLogprobs(torch.autograd.Function):
         buffer = hidden.new_empty(max((end - start for start, end in spans), default=0), len(weight))
         for (start, end), first, last in zip(spans, bounds[:-1], bounds[1:], strict=True):
             p = held[start % chunk : start % chunk + end - start]
-            z = _logits(hidden[start:end], weight, scale, buffer[: end - start])
+            z = _without(_logits(hidden[start:end], weight, scale, buffer[: end - start]), banned)
             mine = by_row[first:last]
             chosen[mine] = z[rows[mine] - start, targets[mine]]
             log_sums[start:end] = _softmax(z, p)
@@ -96,7 +106,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 torch.mm(p, weight, out=mixed[start:end])
         entropy = log_sums - scale * (hidden.to(wide) * mixed.to(wide)).sum(-1)
         ctx.save_for_backward(hidden, weight, rows, targets, log_sums, mixed, entropy, held if len(hidden) <= chunk else None)
-        ctx.scale, ctx.chunk = scale, chunk
+        ctx.scale, ctx.chunk, ctx.banned = scale, chunk, banned
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         ctx.set_materialize_grads(False)
@@ -119,14 +129,16 @@ class _TokenLogprobs(torch.autograd.Function):
             span = slice(start, min(start + ctx.chunk, len(hidden)))
             p = buffer[: span.stop - start]
             if kept is None:
-                p.copy_(_logits(hidden[span], weight, ctx.scale, p).sub_(log_sums[span, None]).exp_())
+                z = _without(_logits(hidden[span], weight, ctx.scale, p), ctx.banned)
+                p.copy_(z.sub_(log_sums[span, None]).exp_())
             d_weight.addmm_(p.t(), shared[span])
             if of_entropy is not None:
-                logprobs = _logits(hidden[span], weight, ctx.scale, torch.empty_like(p)).sub_(log_sums[span, None])
+                z = _without(_logits(hidden[span], weight, ctx.scale, torch.empty_like(p)), ctx.banned)
+                logprobs = z.sub_(log_sums[span, None])
                 d_logits = (logprobs + entropy[span, None]).mul_(logprobs.exp_()).mul_(-of_entropy[span, None]).to(weight.dtype)
                 d_weight.addmm_(d_logits.t(), hidden[span])
                 d_hidden[span].add_(d_logits @ weight)
-        return d_hidden.mul_(ctx.scale).to(hidden.dtype), d_weight.mul_(ctx.scale), None, None, None, None, None, None
+        return d_hidden.mul_(ctx.scale).to(hidden.dtype), d_weight.mul_(ctx.scale), *[None] * 7
 
 
 def _logits(hidden: Tensor, weight: Tensor, scale: float, out: Tensor) -> Tensor:
@@ -134,6 +146,11 @@ def _logits(hidden: Tensor, weight: Tensor, scale: float, out: Tensor) -> Tensor
     if out.dtype in (torch.float32, torch.float64):
         return torch.addmm(out, hidden, weight.t(), beta=0, alpha=scale, out=out)
     return torch.mm(hidden, weight.t(), out=out).float().mul_(scale)
+
+
+def _without(logits: Tensor, banned: Tensor | None) -> Tensor:
+    """`logits [n, V]`, in place, such that no probability is left to the tokens `banned`; finite, for entropies' sake."""
+    return logits if banned is None else logits.index_fill_(-1, banned, _NEVER)
 
 
 def _softmax(logits: Tensor, out: Tensor) -> Tensor:

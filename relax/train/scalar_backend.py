@@ -49,11 +49,11 @@ class ScalarBackend(TorchBackend):
         groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
         for part in [[group] for group in groups] if self._config.run.deterministic else [groups]:
             for micro in self._micro_batches(batch, part):
-                found[micro.targets] = self._values(micro).cpu().numpy()
+                found[micro.targets] = self._values(batch, micro).cpu().numpy()
         return Ragged(found, batch.tokens.offsets)
 
-    def _values(self, micro: MicroBatch) -> Tensor:
-        hidden = self._hidden(micro)[torch.from_numpy(micro.sources).to(self.device)]
+    def _values(self, batch: TrainBatch, micro: MicroBatch) -> Tensor:
+        hidden = self._hidden(batch, micro)[torch.from_numpy(micro.sources).to(self.device)]
         head = self.model.score
         values: Tensor = head(hidden.to(head.weight.dtype)).squeeze(-1)
         return values
@@ -65,7 +65,7 @@ class ScalarBackend(TorchBackend):
         assert batch.returns is not None, "values are learned from the column 'returns'"
         return self._scalar_loss(
             ValuedTokens(
-                self._values(micro),
+                self._values(batch, micro),
                 torch.from_numpy(micro.samples).to(self.device),
                 len(micro.rows),
                 returns=column(batch.returns),

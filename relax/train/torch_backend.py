@@ -22,11 +22,14 @@ from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
 from relax.errors import CheckpointError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, FusedForward, make_forward
 from relax.models.device import pick_device
+from relax.models.omni_lm import OmniForward, is_omni
 from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
 from relax.train.decoder import TrainDecoder
+from relax.train.freezing import freeze
 from relax.train.loading import load_model, named_weights, start_recomputing, tokenizer_folder
 from relax.train.logprobs import token_logprobs, top_logprobs
+from relax.train.omni import omni_hidden
 from relax.train.optimizer import Optimizer
 from relax.types import Ragged, WeightManifest
 
@@ -49,21 +52,27 @@ class TorchBackend:
         self._objective = objective or make_objective(config.algorithm, length_budget=config.rollout.max_new_tokens)
         self._optimizer = Optimizer(list(self.model.parameters()), config.train)
         self._count = 0.0
+        media = self._forward.media_ids if isinstance(self._forward, OmniForward) else ()
+        self._banned = torch.tensor(media, device=self.device) if media else None
 
     def _load_model(self) -> Any:
-        return load_model(self._config.model, self.device)
+        return freeze(load_model(self._config.model, self.device), self._config.train.freeze)
 
     def _make_forward(self) -> FlatForward:
         backend, recompute = self._config.train.backend, self._config.train.backend.gradient_checkpointing
         self.model.eval()  # no dropout: the policy that is trained is the one that sampled
         if recompute:
             start_recomputing(self.model)
+        if is_omni(self.model.config):
+            return OmniForward(self.model)
         forward = make_forward(self.model, use_fused=backend.use_fused_forward and not recompute)
         wide = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
         return TrainDecoder(self.model) if isinstance(forward, FusedForward) and wide and self.device.type == "cpu" else forward
 
-    def _hidden(self, micro: MicroBatch) -> Tensor:
+    def _hidden(self, batch: TrainBatch, micro: MicroBatch) -> Tensor:
         """`[T, d]`, after the final norm."""
+        if isinstance(self._forward, OmniForward):
+            return omni_hidden(self._forward, batch, micro, PackedAttention(micro, self.device), self.device)
         ids, positions = torch.from_numpy(micro.ids).to(self.device), torch.from_numpy(micro.positions).to(self.device)
         attention = PackedAttention(micro, self.device)
         if isinstance(self._forward, TrainDecoder):
@@ -144,7 +153,7 @@ class TorchBackend:
         groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
         for part in [[group] for group in groups] if self._config.run.deterministic else [groups]:
             for micro in self._micro_batches(batch, part):
-                values[micro.targets] = self._logprobs(micro, temperature, with_entropy=False)[0].cpu().numpy()
+                values[micro.targets] = self._logprobs(batch, micro, temperature, with_entropy=False)[0].cpu().numpy()
         return Ragged(values, batch.tokens.offsets)
 
     @torch.no_grad()
@@ -156,12 +165,13 @@ class TorchBackend:
         for micro in self._micro_batches(batch, find_groups(batch.tokens, batch.loss_mask, batch.group_ids)):
             places, rows = np.unique(micro.sources, return_inverse=True)
             found = top_logprobs(
-                self._hidden(micro)[torch.from_numpy(places).to(self.device)],
+                self._hidden(batch, micro)[torch.from_numpy(places).to(self.device)],
                 self._forward.head,
                 top_k,
                 num_ids,
                 temperature=self._config.rollout.temperature,
                 chunk=self._config.train.logprob_chunk,
+                banned=self._banned,
             )
             ids[micro.targets], logprobs[micro.targets] = (tensor.cpu().numpy()[rows.reshape(-1)] for tensor in found)
         return Ragged(ids, batch.tokens.offsets), Ragged(logprobs, batch.tokens.offsets)
@@ -177,12 +187,17 @@ class TorchBackend:
         return min(budget, _CPU_TOKENS) if self.device.type == "cpu" else budget
 
     def _logprobs(
-        self, micro: MicroBatch, temperature: float, with_entropy: bool = True, others: Tensor | None = None
+        self,
+        batch: TrainBatch,
+        micro: MicroBatch,
+        temperature: float,
+        with_entropy: bool = True,
+        others: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs and, if wanted, entropies of a micro-batch's trained tokens `[S]`, followed by those of `others [S, K]`,
         other tokens at the same places, flat."""
         device = self.device
-        hidden = self._hidden(micro)
+        hidden = self._hidden(batch, micro)
         places, rows = np.unique(micro.sources, return_inverse=True)
         targets, of_rows = torch.from_numpy(micro.target_ids).to(device), torch.from_numpy(rows.reshape(-1)).to(device)
         if others is not None:
@@ -197,6 +212,7 @@ class TorchBackend:
             chunk=self._config.train.logprob_chunk,
             with_entropy=with_entropy,
             entropy_gradient=self._objective.entropy_gradient,
+            banned=self._banned,
         )
 
     def _loss(self, batch: TrainBatch, micro: MicroBatch) -> LossSums:
@@ -211,7 +227,7 @@ class TorchBackend:
         top_ids, count = None, len(micro.targets)
         if batch.teacher_top_ids is not None:
             top_ids = torch.from_numpy(batch.teacher_top_ids.values[micro.targets].astype(np.int64)).to(self.device)
-        logprobs, entropy = self._logprobs(micro, self._config.rollout.temperature, others=top_ids)
+        logprobs, entropy = self._logprobs(batch, micro, self._config.rollout.temperature, others=top_ids)
         return TrainedTokens(
             logprobs[:count],
             torch.from_numpy(micro.samples).to(self.device),
@@ -233,9 +249,12 @@ class TorchBackend:
 
     @torch.no_grad()
     def canary(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Tokens that the vocabulary's size fixes, and the log-probs at temperature 1 of each after the first."""
+        """Tokens that the vocabulary fixes, none of media, and the log-probs at temperature 1 of each after the first."""
         vocabulary = len(self._forward.head[0])
         tokens = np.random.default_rng(vocabulary).integers(0, vocabulary, _NUM_CANARY_TOKENS).astype(np.int32)
+        media = self._forward.media_ids if isinstance(self._forward, OmniForward) else ()
+        while (at_media := np.isin(tokens, media)).any():
+            tokens[at_media] = (tokens[at_media] + 1) % vocabulary
         return tuple(tokens.tolist()), self._canary_logprobs(tokens)
 
     def _canary_logprobs(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> tuple[float, ...]:
@@ -322,14 +341,17 @@ class TorchBackend:
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)
 
     def export(self, folder: Path) -> None:
-        """Model, generation config and tokenizer, as `from_pretrained` loads them. Raises `ModelError` when the disk does not
-        take them."""
+        """Model, generation config and tokenizer or processor, as `from_pretrained` loads them. Raises `ModelError` when the
+        disk does not take them."""
         # here, since importing transformers takes seconds that a check or a help page need not spend
         from safetensors import SafetensorError
-        from transformers import AutoTokenizer
+        from transformers import AutoProcessor, AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(
-            tokenizer_folder(self._config.model), local_files_only=True, trust_remote_code=self._config.model.trust_remote_code
+        is_seeing = isinstance(self._forward, OmniForward)  # then the tokenizer is a part of the processor
+        tokenizer = (AutoProcessor if is_seeing else AutoTokenizer).from_pretrained(
+            self._config.model.path if is_seeing else tokenizer_folder(self._config.model),
+            local_files_only=True,
+            trust_remote_code=self._config.model.trust_remote_code,
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)

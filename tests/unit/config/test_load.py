@@ -178,6 +178,7 @@ def test_an_override_below_a_value_is_refused():
         ("run.name=second", lambda c: c.run.name == "second"),
         ("run.name='second'", lambda c: c.run.name == "second"),
         ("run.name=2024", lambda c: c.run.name == "2024"),
+        ('train.freeze=["visual.*"]', lambda c: c.train.freeze == ["visual.*"]),
         ("model.path=a=b", lambda c: c.model.path == "a=b"),
         ("run.deterministic=true", lambda c: c.run.deterministic is True),
         ("model.max_context=none", lambda c: c.model.max_context is None),

@@ -13,7 +13,7 @@ from relax.train.torch_backend import TorchBackend
 from relax.types import Ragged
 
 TOP = 4
-PER_TOKEN = [f.name for f in fields(TrainBatch) if f.name not in ("tokens", "group_ids")]
+PER_TOKEN = [f.name for f in fields(TrainBatch) if f.name not in ("tokens", "group_ids", "features")]
 OVERRIDES = {
     "custom": ["algorithm.path=mine:f"],
     "opd": ["teacher.model.path=t"],
