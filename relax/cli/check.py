@@ -20,7 +20,7 @@ from relax.config import RunConfig, load_config
 from relax.config.load import read_config_file
 from relax.errors import ConfigError, ModelError, RelaxError
 from relax.models.folder import ModelFolder, read_model_folder
-from relax.roles.topology import local_judges, takes_turns
+from relax.roles.topology import answering_roles, local_judges, takes_turns
 
 
 def check(path: str | Path, overrides: Sequence[str] = (), *, ask_teacher: bool = False) -> CheckReport:
@@ -107,7 +107,7 @@ def _run_folder(config: RunConfig) -> Iterator[Finding]:
 
 def _port(config: RunConfig) -> Iterator[Finding]:
     port = config.services.http_port
-    if port == 0 or config.run.runtime == "inprocess":
+    if port == 0 or (config.run.runtime == "inprocess" and not answering_roles(config)):
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -32,6 +32,7 @@ _SFT_INTRODUCTION = """\
 
 The file of `relax sft` has tables of its own.
 """
+_MOST = 0.8  # of the kinds of a section; the others say what is different
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -71,7 +72,11 @@ def _union(key: str, options: tuple[Model, ...], default: str | None, written: d
         yield _table(rows)
     yield from _subsections(key, common, written)
     for option in options if len(options) > 1 else ():
-        own = {name: field for name, field in option.model_fields.items() if name not in common and name != "type"}
+        own = {
+            name: field
+            for name, field in option.model_fields.items()
+            if name != "type" and not (name in common and _is_same(field, common[name]))
+        }
         yield f'### `{key}.type = "{tag_of(option)}"`\n\n{_text(option.__doc__)}\n'
         if rows := _rows(key, own, written):
             yield _table(rows)
@@ -79,19 +84,20 @@ def _union(key: str, options: tuple[Model, ...], default: str | None, written: d
 
 
 def _common_fields(options: tuple[Model, ...]) -> Mapping[str, FieldInfo]:
-    """The fields that all members share, with the same default and meaning."""
+    """The fields that all members share, with the same default and meaning in most of them."""
     first, *others = options
     if not others:
         return first.model_fields
 
     def is_shared(name: str, field: FieldInfo) -> bool:
-        return all(
-            (other := model.model_fields.get(name)) is not None
-            and (other.annotation, other.default, other.description) == (field.annotation, field.default, field.description)
-            for model in others
-        )
+        found = [model.model_fields[name] for model in others if name in model.model_fields]
+        return len(found) == len(others) and sum(_is_same(field, other) for other in found) >= _MOST * len(others)
 
     return {name: field for name, field in first.model_fields.items() if name != "type" and is_shared(name, field)}
+
+
+def _is_same(one: FieldInfo, other: FieldInfo) -> bool:
+    return (one.annotation, one.default, one.description) == (other.annotation, other.default, other.description)
 
 
 def _type_row(key: str, default: str | None, options: tuple[Model, ...]) -> list[tuple[str, str, str, str]]:

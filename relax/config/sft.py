@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from relax.config.base import Section
 from relax.config.data import DataConfig, EvalConfig
-from relax.config.reward import RewardConfig, reward_model_of
+from relax.config.reward import RewardConfig, leaves
 from relax.config.train import BackendConfig, TorchBackendConfig
 
 
@@ -142,9 +142,10 @@ class SFTConfig(Section):
         if self.task.type == "policy":
             if self.eval is not None and self.reward is None:
                 raise ValueError('[eval] scores responses: it needs a [reward] section, for example type = "exact"')
-            if self.reward is not None and reward_model_of([self.reward]) is not None:
+            asking = [one.type for one in leaves(self.reward) if one.type in ("genrm", "reward_model")] if self.reward else []
+            if asking:
                 raise ValueError(
-                    'reward.type = "reward_model" asks a role of a run, and relax sft has none: use another reward'
+                    f'reward.type = "{asking[0]}" asks a role of a run, and relax sft has none: use another reward'
                 )
             return self
         what = f'task.type = "{self.task.type}" is evaluated on the rows of eval.data and generates nothing'

@@ -28,7 +28,8 @@ class Pages:
         """Listens on `port`, 0 for a free one; returns the URL. Raises `ConfigError` when the port is taken."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
         app.router.add_route("*", "/{role}/{page:.*}", self._serve)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        # who hangs up wants no answer any more
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, _HOST, port).start()

@@ -18,7 +18,7 @@ from relax.config.mistakes import nearest
 from relax.config.run import RunConfig
 from relax.engines.pool import EnginePool
 from relax.errors import BusGone
-from relax.roles.judges import WRONG, Judge, JudgeError, Question, Verbatim, make_judge
+from relax.roles.judges import DOWN, WRONG, Judge, JudgeError, Question, Verbatim, make_judge
 from relax.roles.reply_cache import ReplyCache
 from relax.roles.role import Reply, Role
 from relax.roles.topology import judge_pool
@@ -113,6 +113,8 @@ class GenRM(Role):
             self.totals["genrm/answer_s"] += asyncio.get_running_loop().time() - began
 
     async def _reply(self, body: bytes) -> dict[str, Any]:
+        if not self._is_ready:
+            raise JudgeError(DOWN, "genrm is being started")
         asked = _read(body)
         self.totals["genrm/asked_again"] += asked.attempt > 0
         question = self._question(asked)

@@ -1,5 +1,6 @@
 """The HTTP interface of roles in one process: a role that answers requests, one that is asked for its status, and mistakes."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 
@@ -60,6 +61,24 @@ async def test_what_cannot_be_said_is_an_answer_as_well(url: str) -> None:
     assert (status, said) == (404, {"error": "no such page: GET /plain/status"})
     status, said = await ask("GET", f"{url}/echo/fail")
     assert (status, said) == (500, {"error": "echo: ValueError: no"})
+
+
+async def test_who_hangs_up_is_not_answered() -> None:
+    began, given_up = asyncio.Event(), asyncio.Event()
+
+    async def answer(*_: object) -> Reply:
+        began.set()
+        try:
+            return await asyncio.Future()
+        finally:
+            given_up.set()
+
+    pages = Pages(answer)
+    asking = asyncio.create_task(ask("GET", f"{await pages.start(0)}/role/page"))
+    await began.wait()
+    asking.cancel()
+    await asyncio.wait_for(given_up.wait(), 5)
+    await pages.stop()
 
 
 async def test_a_port_in_use_is_named() -> None:

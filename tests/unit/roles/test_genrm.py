@@ -141,7 +141,10 @@ async def test_what_may_pass_is_tried_again_and_what_is_left_says_why() -> None:
             assert message in str(role.status()["last_error"])
             assert (await role.answer("GET", "health", b""))[0] == 503
     await_nobody = {"type": "openai", "url": "http://127.0.0.1:9", "model": "m", "retries": 1, "backoff_s": 0.01}
-    status, said = await ask(GenRM(config_of({"default": await_nobody}), None, {}))
+    role = GenRM(config_of({"default": await_nobody}), None, {})
+    assert (await ask(role)) == (503, {"error": "genrm is being started"})
+    await role.start()
+    status, said = await ask(role)
     assert status == 503
     assert "ClientConnectorError" in said["error"]
 

@@ -241,6 +241,7 @@ def test_a_failure_leaves_no_folder_behind(folder: Path, tmp_path: Path) -> None
         ({"train": {"num_steps": 3, "learning_rate": 1.0}}, "learning_rate"),
         ({"eval": {"data": {"type": "generator", "path": "relax.data.arithmetic:addition"}}}, r"needs a \[reward\]"),
         ({"reward": {"type": "reward_model", "model": {"path": "x"}}}, "asks a role of a run"),
+        ({"reward": {"type": "sum", "parts": {"a": "genrm"}}}, 'reward.type = "genrm" asks a role of a run'),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(sections: dict[str, Any], message: str, tmp_path: Path) -> None:
