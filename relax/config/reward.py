@@ -7,20 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax.config.base import Section
+from relax.config.media_reward import (
+    CountRewardConfig,
+    IouRewardConfig,
+    OcrRewardConfig,
+    VqaRewardConfig,
+    WerRewardConfig,
+)
 from relax.config.mistakes import explain
 from relax.config.model import ModelConfig
+from relax.config.reward_section import RewardSection
 from relax.config.verdict import ChoiceVerdictConfig, VerdictConfig
 
 _OWN_KEY = re.compile(r"\breward\.(?!num_workers|time_limit_s)")  # the two that only the outermost section has
-
-
-class RewardSection(Section):
-    """Settings that every reward shares: rewards run in worker processes that can be killed."""
-
-    num_workers: int = Field(1, ge=1)
-    """Worker processes."""
-    time_limit_s: float = Field(10.0, gt=0)
-    """Longest time of one call, in seconds; then the worker is killed and the sample's outcome is a reward error."""
 
 
 class MathRewardConfig(RewardSection):
@@ -57,8 +56,9 @@ class MultipleChoiceRewardConfig(RewardSection):
 
     type: Literal["multiple_choice"] = "multiple_choice"
     """Name of the reward."""
-    choices_key: str = "choices"
-    """The row's column with the options, in the order shown; without one the answer is a letter, among ten."""
+    choices_key: str | tuple[str, ...] = "choices"
+    """The row's column with the options in the order shown, or a list of columns with one each, as `["a0", "a1", "a2"]`; a row
+    without such a column has a letter as its answer, among ten."""
 
 
 class F1RewardConfig(RewardSection):
@@ -331,6 +331,11 @@ RewardConfig = Annotated[
     | ExactRewardConfig
     | FormatRewardConfig
     | RegexRewardConfig
+    | WerRewardConfig
+    | OcrRewardConfig
+    | IouRewardConfig
+    | CountRewardConfig
+    | VqaRewardConfig
     | JsonSchemaRewardConfig
     | CodeRewardConfig
     | ReasoningGymRewardConfig

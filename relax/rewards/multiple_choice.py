@@ -26,8 +26,8 @@ _LEAD = re.compile(r"^[(\[]?([A-Za-z])(?:[)\]]|[.:])\s+\S")  # a letter before i
 def make_multiple_choice(config: MultipleChoiceRewardConfig) -> Callable[[Any, str, Any, dict[str, Any]], float]:
     """1.0 when the last choice that the response names is the right one; else 0.0.
 
-    The row's answer is a letter, the right option's text, or its number from 0. Texts and numbers need the row's options.
-    Raises `ValueError` when they do not fit together.
+    The row's answer is a letter, the right option's text, or its number from 0 (also as a text, if that is no option's). Texts
+    and numbers need the row's options. Raises `ValueError` when they do not fit together.
     """
 
     def score(prompt: Any, response: str, answer: Any, metadata: dict[str, Any]) -> float:
@@ -86,10 +86,23 @@ def _options(raw: Any, key: str) -> list[str]:
     return [str(option) for option in raw]
 
 
-def right_letter(answer: Any, metadata: Mapping[str, Any], choices_key: str) -> tuple[str, list[str]]:
+def right_letter(answer: Any, metadata: Mapping[str, Any], choices_key: str | Sequence[str]) -> tuple[str, list[str]]:
     """The right option's letter, and the row's options. Raises `ValueError` when they do not fit together."""
-    options = _options(metadata.get(choices_key), choices_key)
+    if isinstance(choices_key, str):
+        options = _options(metadata.get(choices_key), choices_key)
+    else:
+        options = _options(_columns(metadata, choices_key), " and ".join(choices_key))
     return _right(answer, options), options
+
+
+def _columns(metadata: Mapping[str, Any], keys: Sequence[str]) -> list[Any] | None:
+    """The options that stand in columns of their own, as in NExT-QA; questions with fewer options leave the last ones empty."""
+    found = [metadata.get(key) for key in keys]
+    while found and found[-1] in (None, ""):
+        found.pop()
+    if any(option is None for option in found):
+        raise ValueError(f"the row has no column {keys[found.index(None)]!r}, and options in later ones (reward.choices_key)")
+    return found or None
 
 
 def _right(answer: Any, options: Sequence[str]) -> str:
@@ -102,6 +115,8 @@ def _right(answer: Any, options: Sequence[str]) -> str:
     same = [letter for letter, option in zip(LETTERS, options, strict=False) if _plain(option) == _plain(text)]
     if len(same) == 1:
         return same[0]
+    if text.isdecimal() and len(text) <= 2 and int(text) < len(options):
+        return LETTERS[int(text)]
     letter = text.strip("()[]. ").upper()
     if len(letter) == 1 and letter in LETTERS[:count]:
         return letter

@@ -1,5 +1,6 @@
 """Whether a row has what its reward needs, told before the run starts."""
 
+from relax.config.media_reward import CountRewardConfig, IouRewardConfig, VqaRewardConfig, WerRewardConfig
 from relax.config.reward import (
     ByRowRewardConfig,
     CodeRewardConfig,
@@ -12,11 +13,15 @@ from relax.config.reward import (
 from relax.errors import RewardError
 from relax.rewards.by_row import ByRow
 from relax.rewards.code_tests import read_tests
+from relax.rewards.count import right_count
+from relax.rewards.iou import right_boxes
 from relax.rewards.multiple_choice import right_letter
 from relax.rewards.table import reference_texts
+from relax.rewards.vqa import annotators
+from relax.rewards.wer import references
 from relax.types import Prompt
 
-COMPARING = ("math", "dapo", "deepscaler", "f1", "exact", "regex")
+COMPARING = ("math", "dapo", "deepscaler", "f1", "exact", "regex", "ocr")
 
 
 def fault_of(config: RewardConfig, row: Prompt) -> str | None:
@@ -28,6 +33,14 @@ def fault_of(config: RewardConfig, row: Prompt) -> str | None:
             reference_texts(row.answer, config.type)
         elif isinstance(config, MultipleChoiceRewardConfig):
             right_letter(row.answer, row.metadata, config.choices_key)
+        elif isinstance(config, WerRewardConfig):
+            references(config, row.answer)
+        elif isinstance(config, IouRewardConfig):
+            right_boxes(config, row.answer, row.metadata)
+        elif isinstance(config, CountRewardConfig):
+            right_count(row.answer)
+        elif isinstance(config, VqaRewardConfig):
+            annotators(row.answer)
         elif isinstance(config, CodeRewardConfig):
             read_tests(row.metadata, row.answer, config.tests_key)
         elif isinstance(config, JsonSchemaRewardConfig) and config.definition is None and config.schema_key not in row.metadata:

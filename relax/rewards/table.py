@@ -18,6 +18,11 @@ REWARDS: dict[str, str] = {
     "exact": "relax.rewards.exact:make_exact",
     "format": "relax.rewards.format:make_format",
     "regex": "relax.rewards.regex:make_regex",
+    "wer": "relax.rewards.wer:make_wer",
+    "ocr": "relax.rewards.ocr:make_ocr",
+    "iou": "relax.rewards.iou:make_iou",
+    "count": "relax.rewards.count:make_count",
+    "vqa": "relax.rewards.vqa:make_vqa",
     "json_schema": "relax.rewards.json_schema:make_json_schema",
     "code": "relax.rewards.code:make_code",
     "reasoning_gym": "relax.rewards.reasoning_gym:make_reasoning_gym",
@@ -67,6 +72,11 @@ def text_after(response: str, marker: str) -> str | None:
         return response.strip()
     _, found, rest = response.rpartition(marker)
     return rest.strip() if found else None
+
+
+def text_said(response: str, marker: str) -> str:
+    """What a response comes to: behind its thinking, and there behind the last `marker`; empty when the marker is missing."""
+    return text_after(response.rpartition("</think>")[2], marker) or ""
 
 
 def reference_texts(answer: Any, reward: str) -> list[str]:

@@ -7,6 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from relax.config.media_reward import (
+    CountRewardConfig,
+    IouRewardConfig,
+    OcrRewardConfig,
+    VqaRewardConfig,
+    WerRewardConfig,
+)
 from relax.config.reward import (
     CodeRewardConfig,
     DapoRewardConfig,
@@ -70,6 +77,15 @@ ROWS: list[tuple[RewardConfig, Any, dict[str, Any]]] = [
     (ExactRewardConfig(), "17", {}),
     (RegexRewardConfig(pattern=r"<answer>(.*?)</answer>"), "17", {}),
     (JsonSchemaRewardConfig(definition=SCHEMA), None, {}),
+    (WerRewardConfig(), ["seventeen 17", "18 or 18"], {}),
+    (WerRewardConfig(unit="character", ignore_case=False, ignore_punctuation=False), "17", {}),
+    (OcrRewardConfig(), ["17", "blue"], {}),
+    (OcrRewardConfig(threshold=1.0, marker="Answer:"), "17", {}),
+    (IouRewardConfig(), [[1, 2, 3, 4], [5, 6, 7, 8]], {}),
+    (IouRewardConfig(score="hits", labels=True), [{"bbox_2d": [1, 2, 3, 4], "label": "a"}], {}),
+    (CountRewardConfig(tolerance=9), 17, {}),
+    (VqaRewardConfig(), ["17"] * 6 + ["blue"] * 3 + [""], {}),
+    (MultipleChoiceRewardConfig(choices_key=("a0", "a1", "a2")), 1, {"a0": "run", "a1": "sleep", "a2": "eat"}),
 ]
 SCORERS = [(make_scorer(config), answer, metadata) for config, answer, metadata in ROWS]
 
