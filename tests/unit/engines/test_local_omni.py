@@ -118,14 +118,14 @@ def own_logprobs(case, prompt, completion, which=0):
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_tokens_are_those_of_generate(start, family, deterministic) -> None:
     case = await start(family, deterministic=deterministic)
-    calls = {name: request(name, prompt, temperature=0.0) for name, prompt in case.prompts.items()}
+    calls = {name: request(name, prompt, temperature=0.0, max_new_tokens=6) for name, prompt in case.prompts.items()}
     found = dict(zip(calls, await asyncio.gather(*map(case.engine.generate, calls.values())), strict=True))
     core = case.cores[0]
     for name, prompt in case.prompts.items():
         [completion] = found[name]
         inputs = plain_inputs(core, prompt.ids, prompt)
         with torch.no_grad():
-            own = core.generate(**inputs, max_new_tokens=10, do_sample=False, suppress_tokens=case.media_ids)
+            own = core.generate(**inputs, max_new_tokens=6, do_sample=False, suppress_tokens=case.media_ids)
         assert completion.token_ids.tolist() == own[0, len(prompt.ids) :].tolist(), name
         assert np.allclose(completion.logprobs, own_logprobs(case, prompt, completion), atol=1e-5), name
 
@@ -175,7 +175,7 @@ async def test_a_prompts_media_are_encoded_once_for_all_seeds_and_again_after_a_
 async def test_a_completion_is_continued_elsewhere(start) -> None:
     first, second = await start("qwen3_vl"), await start("qwen3_vl", deterministic=True)
     for name, prompt in first.prompts.items():
-        call = request(name, prompt, 3, seed=5)
+        call = request(name, prompt, 3, seed=5, max_new_tokens=6)
         whole = await first.engine.generate(call)
         cut = tuple(
             replace(

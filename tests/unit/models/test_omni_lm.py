@@ -26,6 +26,7 @@ HEARD = {
     "image and sound": (sound(0.4), image(), "?"),
 }
 QUICK = ["qwen3_vl", "qwen3_omni"]
+OTHERS_SLOWLY = [pytest.param(f, marks=pytest.mark.slow) for f in ("qwen3_omni", "qwen3_vl_moe", "qwen2_5_omni")]
 FAMILIES = [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in [*QUICK, "qwen3_vl_moe", "qwen2_5_omni"]]
 
 
@@ -83,7 +84,7 @@ def test_log_probs_and_gradients_are_those_of_each_prompt_alone(load, family) ->
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3_vl", *OTHERS_SLOWLY])
 def test_each_prompt_alone_is_the_same_as_packed_and_sees_its_media(load, family) -> None:
     case = load(family)
     prompts = list(case.prompts.values())

@@ -47,7 +47,8 @@ def own_output(processor: OmniProcessor, content):
 @pytest.mark.parametrize(
     ("family", "content"),
     [("qwen3_vl", c) for c in CONTENTS.values()]
-    + [(family, c) for family in ("qwen3_omni", "qwen2_5_omni") for c in SOUNDS.values()],
+    + [("qwen3_omni", c) for c in SOUNDS.values()]
+    + [pytest.param("qwen2_5_omni", c, marks=pytest.mark.slow) for c in SOUNDS.values()],
 )
 def test_ids_and_features_are_the_processors_own(processors, family, content) -> None:
     processor = processors(family)

@@ -16,7 +16,11 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize("family", CLASSES)
+QUICK = ("qwen3_vl", "qwen3_omni")
+FAMILIES = [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in CLASSES]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_auto_classes_load_the_folder(tiny_omni, family) -> None:
     model, info = AutoModelForMultimodalLM.from_pretrained(tiny_omni(family), output_loading_info=True)
     processor = AutoProcessor.from_pretrained(tiny_omni(family))

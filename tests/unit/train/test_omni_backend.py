@@ -210,10 +210,11 @@ def test_an_exported_folder_sees_the_same(load, start, tmp_path) -> None:
     backend.export(tmp_path / "out")
     model = AutoModelForMultimodalLM.from_pretrained(tmp_path / "out").eval()
     exported = SimpleNamespace(**{**vars(case), "core": model})
-    for row in range(len(case.batch)):
+    found = backend.logprobs(case.batch)
+    for row in range(0, len(case.batch), 2):  # one of each group
         mask = case.batch.loss_mask[row] == 1
         with torch.no_grad():
-            assert np.allclose(backend.logprobs(case.batch)[row][mask], own_logprobs(exported, row), atol=1e-5)
+            assert np.allclose(found[row][mask], own_logprobs(exported, row), atol=1e-5)
     assert prepare(OmniProcessor(tmp_path / "out"), *SEEN[0]).ids.tolist() == case.prompts[0].ids.tolist()
 
 
