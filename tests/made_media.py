@@ -56,7 +56,7 @@ def clip(
     audio: np.ndarray | None = None,
     levels: Sequence[int] | None = None,
 ) -> bytes:
-    """A video whose frame at `times_ms[i]` is grey of level `levels[i]` (default: 8 * i), brighter in its top left quarter.
+    """A video whose frame at `times_ms[i]` is grey of level `levels[i]` (default: 8 * i, below 240), brighter in its top left quarter.
 
     `audio [1, T]` at 8,000 per second.
     """
@@ -69,7 +69,7 @@ def clip(
             stream.set_display_rotation(rotation)
         track = file.add_stream("aac", rate=8000, layout="mono") if audio is not None else None
         for number, time in enumerate(times_ms):
-            level = levels[number] if levels is not None else 8 * number
+            level = levels[number] if levels is not None else 8 * number % 240
             pixels = np.full((size[1], size[0], 3), level, np.uint8)
             pixels[: size[1] // 2, : size[0] // 2] += 40
             frame = av.VideoFrame.from_ndarray(pixels)

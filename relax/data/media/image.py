@@ -7,7 +7,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageOps, UnidentifiedImageError
-from PIL.Image import DecompressionBombError, DecompressionBombWarning, Resampling
+from PIL.Image import DecompressionBombError, Resampling
 
 from relax.config.media import ImageConfig
 from relax.data.media.decoded import Image, Unreadable
@@ -18,10 +18,14 @@ FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "PPM", "I
 
 def read_image(file: BinaryIO, config: ImageConfig) -> Image:
     """The image in `file`. Raises `Unreadable`, or whatever Pillow raises on what is damaged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes, which have a limit here, and of damaged data beside the pixels
+        return _read(file, config)
+
+
+def _read(file: BinaryIO, config: ImageConfig) -> Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DecompressionBombWarning)  # the limit is ours
-            opened = Pillow.open(file, formats=FORMATS)
+        opened = Pillow.open(file, formats=FORMATS)
     except UnidentifiedImageError:
         raise Unreadable("it is not an image, or of a format that is not read") from None
     except DecompressionBombError:

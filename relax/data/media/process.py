@@ -62,6 +62,8 @@ class MediaWorker:
         except TimeoutError:
             self.kill()
             raise
+        except (TypeError, ValueError, OverflowError) as error:  # of the encoder, before anything was sent
+            raise DataError(f"{job.key}: its messages cannot be sent to a media worker: {error}") from error
         if isinstance(answer, Refused):
             raise DataError(answer.error)
         if fd is None:

@@ -8,11 +8,11 @@
 import base64
 import binascii
 import hashlib
+import http.client
 import io
 import os
 import stat
 import tempfile
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,10 @@ MAGIC = (
 MAGIC_AT_4 = (b"ftyp",)
 SHORTEST_BASE64 = 64
 FETCH_S = 30.0  # without a byte of a server
+HTTP = (
+    *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.UnknownHandler),
+    *(urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor, urllib.request.HTTPDefaultErrorHandler),
+)
 
 
 class Spool:
@@ -143,21 +147,16 @@ def shown(media: Media) -> str:
 
 
 def _fetch(url: str, config: MediaConfig) -> bytes:
-    opener = urllib.request.build_opener(_OnlyHttp)
+    opener = urllib.request.OpenerDirector()  # of http and https alone: a redirection must not lead to a file
+    for handler in HTTP:
+        opener.add_handler(handler())
     try:
         with opener.open(url, timeout=FETCH_S) as answer:
             content: bytes = answer.read(config.max_file_bytes + 1)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unreadable(f"it cannot be fetched: {error}") from None
     _check_size(len(content), config)
     return content
-
-
-class _OnlyHttp(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not newurl.lower().startswith(("http://", "https://")):
-            raise urllib.error.URLError(f"redirected to {_short(newurl)}, which is neither http nor https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _check_size(size: int, config: MediaConfig) -> None:

@@ -38,7 +38,7 @@ def read_video(file: BinaryIO, config: MediaConfig) -> Video:
         index = _read_index(container, config)
         has_audio = bool(container.streams.audio)
         start, duration = float(index.shown[0]), float(index.shown[-1] - index.shown[0]) + index.interval_s
-        check_whole(container, _stream(container), duration)
+        check_whole(container, _stream(container, config), duration)
     most = min(settings.max_frames, len(index.shown))
     wanted = max(1, math.ceil(duration * settings.fps - 1e-3))
     fps = settings.fps if wanted <= most else most / duration
@@ -88,17 +88,18 @@ class _Index:
         return np.isin(stretch, stretches)
 
 
-def _stream(container: InputContainer) -> VideoStream:
+def _stream(container: InputContainer, config: MediaConfig) -> VideoStream:
     # A song's cover picture is no video.
     pictures = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
     if not pictures:
         raise Unreadable("it has no video track")
     single_thread(pictures[0])
+    pictures[0].codec_context.options = {"max_pixels": str(config.video.pixel_limit)}  # frames may grow in the middle of a file
     return pictures[0]
 
 
 def _read_index(container: InputContainer, config: MediaConfig) -> _Index:
-    stream, limit_s = _stream(container), config.video.seconds_limit
+    stream, limit_s = _stream(container, config), config.video.seconds_limit
     _check_size(stream.codec_context.width, stream.codec_context.height, config)
     base = float(stream.time_base or 0)
     stamps: list[int | None] = []
@@ -132,7 +133,7 @@ def _take(container: InputContainer, index: _Index, instants: Times, config: Med
     times = np.empty(len(instants))
     expected = index.shown_at(instants)
     place, current, since = 0, None, 0.0
-    for time, frame in itertools.chain(_decode(container, index, index.needed(instants)), [(math.inf, None)]):
+    for time, frame in itertools.chain(_decode(container, index, index.needed(instants), config), [(math.inf, None)]):
         while place < len(instants) and current is not None and time > instants[place] + NEAR_S:
             # A frame that cannot be decoded leaves the one before it on the screen, which must not go unnoticed.
             if current.is_corrupt or expected[place] - since > 1.5 * index.interval_s + NEAR_S:
@@ -162,10 +163,10 @@ def _take(container: InputContainer, index: _Index, instants: Times, config: Med
 
 
 def _decode(
-    container: InputContainer, index: _Index, needed: NDArray[np.bool_]
+    container: InputContainer, index: _Index, needed: NDArray[np.bool_], config: MediaConfig
 ) -> Iterator[tuple[float, av.VideoFrame | None]]:
     """The frames of the needed packets with their times, in the order in which they are shown."""
-    stream = _stream(container)
+    stream = _stream(container, config)
     codec, base = stream.codec_context, float(stream.time_base or 0)
     count, is_open = 0, False
 

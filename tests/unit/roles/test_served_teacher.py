@@ -338,7 +338,7 @@ def answers(draw: st.DrawFn) -> tuple[str, list[int], int, list[float], list[lis
     return protocol, tokens, top_k, own, top, answer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(answers())
 def test_a_true_answer_is_read_as_it_was_meant(case: Any) -> None:
     protocol, tokens, top_k, own, top, answer = case
@@ -358,7 +358,7 @@ def _spoiled(answer: Any, path: list[int], by: Any) -> Any:
     return changed if isinstance(answer, dict) else list(changed.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(answers(), st.lists(st.integers(0, 5), max_size=6), ANYTHING)
 def test_a_spoiled_answer_is_an_error_of_the_server_or_still_whole(case: Any, path: list[int], by: Any) -> None:
     protocol, tokens, top_k, *_, answer = case
