@@ -10,19 +10,20 @@ from relax.config.genrm import JudgeConfig, LocalJudgeConfig
 from relax.config.reward import GenRMRewardConfig, leaves
 from relax.errors import ModelError
 from relax.models.folder import read_model_folder
-from relax.roles.topology import why_judges
+from relax.roles.topology import judges_in_use
 
 
 def judge_findings(config: RunConfig) -> Iterator[Finding]:
     """On each judge, and on rewards that wait for one less long than it may take."""
     if config.genrm is None:
         return
-    if why_judges(config) is None:
-        yield warning("genrm", 'has no effect: no reward asks a judge; set reward.type = "genrm"')
-        return
+    in_use = judges_in_use(config)
     for route, judge in config.genrm.judges.items():
         key = f"genrm.judges.{route}"
-        yield from _local(key, judge) if isinstance(judge, LocalJudgeConfig) else _served(key, judge)
+        if route not in in_use:
+            yield warning(key, f'has no effect: no reward asks it; set reward.type = "genrm" with route = "{route}"')
+        else:
+            yield from _local(key, judge) if isinstance(judge, LocalJudgeConfig) else _served(key, judge)
     for key, root in config.rewards.items():
         for reward in leaves(root):
             if isinstance(reward, GenRMRewardConfig):

@@ -23,9 +23,9 @@ from relax.roles.topology import (
     engine_pools,
     in_actor,
     judge_pool,
+    judges_in_use,
     role_specs,
     takes_turns,
-    why_judges,
 )
 
 Rows = Iterator[tuple[str, str]]
@@ -113,7 +113,7 @@ def _roles(config: RunConfig) -> Rows:
 def _judges(config: RunConfig) -> Rows:
     """Where judges run: engines by name, servers by route."""
     pools = engine_pools(config)
-    for route, judge in config.genrm.judges.items() if config.genrm is not None and why_judges(config) else ():
+    for route, judge in judges_in_use(config).items():
         if isinstance(judge, LocalJudgeConfig):
             for name in pools[judge_pool(route)]:
                 engine = judge.engine

@@ -21,7 +21,7 @@ from relax.errors import BusGone
 from relax.roles.judges import DOWN, WRONG, Judge, JudgeError, Question, Verbatim, make_judge
 from relax.roles.reply_cache import ReplyCache
 from relax.roles.role import Reply, Role
-from relax.roles.topology import judge_pool
+from relax.roles.topology import judge_pool, judges_in_use
 
 _REPORT_S = 0.2
 TOTALS = tuple(f"genrm/{name}" for name in ("requests", "cached", "failed", "asked_again", "tokens", "answer_s"))
@@ -55,7 +55,7 @@ class GenRM(Role):
     def __init__(self, config: RunConfig, bus: TransferQueue, pools: Mapping[str, EnginePool]) -> None:
         super().__init__("genrm", config, bus)
         assert config.genrm is not None, "no judges"
-        self._configs: Mapping[str, JudgeConfig] = config.genrm.judges
+        self._configs: Mapping[str, JudgeConfig] = judges_in_use(config)
         self._judges: dict[str, Judge] = {
             route: make_judge(route, judge, pools.get(judge_pool(route))) for route, judge in self._configs.items()
         }

@@ -12,7 +12,7 @@ from math import ceil
 
 from relax.algorithms.table import has_advantages, is_whole_batch, made_columns, needed_columns
 from relax.config.algorithm import AlgorithmConfig, CustomConfig
-from relax.config.genrm import LocalJudgeConfig
+from relax.config.genrm import JudgeConfig, LocalJudgeConfig
 from relax.config.reward import FunctionRewardConfig, GenRMRewardConfig, leaves, reward_model_of
 from relax.config.run import RunConfig
 
@@ -116,8 +116,8 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     gpus = {"reference": resources.reference_gpus, "actor_fwd": resources.reference_gpus}
     gpus |= {"teacher": resources.teacher_gpus, "critic": resources.critic_gpus}
     specs = []
-    if reason := why_judges(config):
-        specs.append(RoleSpec("genrm", reason, answers=True))
+    if judges := judges_in_use(config):
+        specs.append(RoleSpec("genrm", f"asks judges what responses are worth ({', '.join(judges)})", answers=True))
     if (reward_model := reward_model_of(config.rewards.values())) is not None:
         reason, threads = f"scores responses with {reward_model.model.path}", reward_model.num_threads
         specs.append(RoleSpec("reward_model", reason, 0.0, resources.reward_model_gpus, threads, answers=True))
@@ -138,14 +138,15 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     return tuple(specs)
 
 
-def why_judges(config: RunConfig) -> str | None:
-    """Why there is a genrm role; none where nothing can ask it."""
+def judges_in_use(config: RunConfig) -> dict[str, JudgeConfig]:
+    """The judges that rewards ask, by route; a function may ask any of them."""
     if config.genrm is None:
-        return None
+        return {}
     asking = [reward for root in config.rewards.values() for reward in leaves(root)]
-    if routes := sorted({reward.route for reward in asking if isinstance(reward, GenRMRewardConfig)}):
-        return f'asks judges what responses are worth (reward.type = "genrm", route {", ".join(routes)})'
-    return "answers what reward functions ask judges" if any(isinstance(one, FunctionRewardConfig) for one in asking) else None
+    if any(isinstance(reward, FunctionRewardConfig) for reward in asking):
+        return dict(config.genrm.judges)
+    routes = {reward.route for reward in asking if isinstance(reward, GenRMRewardConfig)}
+    return {route: judge for route, judge in config.genrm.judges.items() if route in routes}
 
 
 def answering_roles(config: RunConfig) -> tuple[str, ...]:
@@ -172,8 +173,7 @@ def engine_names(config: RunConfig) -> tuple[str, ...]:
 
 def local_judges(config: RunConfig) -> dict[str, LocalJudgeConfig]:
     """Judges with engines of this run, by route."""
-    judges = config.genrm.judges if config.genrm is not None and why_judges(config) else {}
-    return {route: judge for route, judge in judges.items() if isinstance(judge, LocalJudgeConfig)}
+    return {route: judge for route, judge in judges_in_use(config).items() if isinstance(judge, LocalJudgeConfig)}
 
 
 def judge_pool(route: str) -> str:

@@ -81,7 +81,7 @@ def test_what_cannot_work_is_an_error(small_run, overrides, expected):
         (["teacher.model.path=t"], "teacher"),
         (["train.backend.num_threads=4096"], "cores"),
         (["model.max_context=512"], "model.max_context"),
-        ([*SERVED, "reward.type=exact"], "genrm"),
+        ([*SERVED, "reward.type=exact"], "genrm.judges.default"),
         ([*SERVED, "reward.time_limit_s=20"], "reward.time_limit_s"),
         (["rollout.engine.max_slots=100000000"], "memory"),
     ],

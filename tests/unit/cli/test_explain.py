@@ -68,7 +68,7 @@ def test_a_role_is_named_with_the_reason_for_it(small_run, override, role, start
         (["algorithm.type=ppo", "resources.mode=hybrid"], "actor", "computes critic, advantages itself"),
         (["algorithm.type=opd", "teacher.model.path=big"], "teacher", "big"),
         (JUDGE, "judge-default-0", "judge default: m on a local engine"),
-        (JUDGE, "genrm", 'reward.type = "genrm", route default'),
+        (JUDGE, "genrm", "asks judges what responses are worth (default)"),
         ([*JUDGE, *SERVED], "(judge default)", "big at http://h/v1, which this run does not start"),
     ],
 )

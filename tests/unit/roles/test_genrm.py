@@ -26,6 +26,7 @@ RAW = {
     "train": {"num_steps": 1},
 }
 HELLO = [{"role": "user", "content": "hello"}]
+BOTH = ["reward.type=sum", 'reward.parts={a={type="genrm"}, b={type="genrm", route="strict"}}']
 Say = Callable[[dict[str, Any], int], Any]
 
 
@@ -62,7 +63,8 @@ async def asking(say: Say, cache_entries: int = 0, **settings: Any) -> AsyncIter
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     judge = {"type": "openai", "url": url, "model": "big", "backoff_s": 0.01, **settings}
-    role = GenRM(config_of({"default": judge, "strict": judge}, cache_entries), None, {})
+    config = config_of({"default": judge, "strict": judge, "unused": judge}, cache_entries, *BOTH)
+    role = GenRM(config, None, {})
     await role.start()
     try:
         yield role, server
@@ -108,7 +110,10 @@ async def test_a_request_becomes_one_of_the_servers_and_comes_back(monkeypatch: 
         (b'{"messages": []}', "messages: wanted is at least one"),
         (b'{"messages": [{"role": "user"}]}', "missing required field `content`"),
         (b'{"messages": [{"role": "user", "content": "x"}], "n": 2}', "unknown field `n`"),
-        (b'{"messages": [{"role": "user", "content": "x"}], "route": "strickt"}', "did you mean 'strict'"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}], "route": "strickt"}',
+            "judges default, strict; did you mean 'strict'",
+        ),
         (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"temperature": -1}}', "from 0 to 100"),
         (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"seed": -1}}', "sampling_params.seed"),
         (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"top_k": 1}}', "unknown field `top_k`"),
@@ -225,7 +230,7 @@ SERVED = {"type": "openai", "url": "http://h/v1", "model": "m"}
 @pytest.mark.parametrize("mode", ["colocate", "hybrid", "fully_async"])
 def test_engines_of_judges_have_devices_of_their_own_in_every_mode(mode: str) -> None:
     overrides = [f"resources.mode={mode}", "rollout.max_staleness=0", "resources.genrm_gpus=0.5", "resources.genrm_cpus=2"]
-    config = config_of({"default": {**LOCAL, "num_engines": 2}, "served": SERVED}, 0, *overrides)
+    config = config_of({"default": {**LOCAL, "num_engines": 2}, "unused": LOCAL, "served": SERVED}, 0, *overrides)
     assert engine_pools(config) == {"policy": ("engine-0",), "judge-default": ("judge-default-0", "judge-default-1")}
     assert devices_of(config, "judge-default-1") == (2.0, 0.5)
     assert next(iter(role_specs(config))).name == "genrm"
