@@ -17,7 +17,8 @@ FORMATS = (
 )
 OPTIONS = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}  # nothing but the file itself is read
 ENDS_EARLY = 0.95  # a file that has less than this of what its head promises was cut off
-GUESSED = ("mp3", "aac", "amr", "mpeg", "mpegts", "mpegvideo", "h264", "hevc")  # no length in the head
+# Formats without a length in the head, of which FFmpeg guesses it by the bit rate. Most mp3 files have one (Xing).
+GUESSED = ("mp3", "aac", "amr", "mpeg", "mpegts", "mpegvideo", "h264", "hevc")
 STREAMED = 0x7FFFF000  # in the place of a size: the writer did not know it
 
 
@@ -42,10 +43,20 @@ def single_thread(stream: Stream) -> None:
     stream.codec_context.thread_count = 1
 
 
-def check_whole(container: InputContainer, stream: Stream, found_s: float) -> None:
-    """Raises `Unreadable` when the stream ends long before the head says so."""
-    if container.format.name in GUESSED or stream.duration is None or stream.time_base is None:
+def check_whole(file: BinaryIO, container: InputContainer, stream: Stream, found_s: float) -> None:
+    """Raises `Unreadable` when the stream ends long before the head says so. Nothing more can be read from the container."""
+    is_guessed = container.format.name in GUESSED and not _has_xing(file)
+    if is_guessed or stream.duration is None or stream.time_base is None:
         return
     promised_s = float(stream.duration * stream.time_base)
     if found_s < ENDS_EARLY * promised_s - 0.1:
         raise Unreadable(f"it is cut off: its head promises {promised_s:.1f} s, and there are {found_s:.1f}")
+
+
+def _has_xing(file: BinaryIO) -> bool:
+    file.seek(0)
+    head = file.read(10)
+    tag_size = sum(byte << 7 * place for place, byte in enumerate(reversed(head[6:]))) + 10 if head[:3] == b"ID3" else 0
+    file.seek(tag_size)
+    first = file.read(4096)
+    return b"Xing" in first or b"Info" in first

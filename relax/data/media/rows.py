@@ -54,10 +54,11 @@ class MediaRows:
     def read(self, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Media]]:
         """The messages with a part `{"type": kind}` in each place, and the media in the order of their places.
 
-        Messages without media stay as they are. Raises `Mismatch`.
+        `messages` have a text as content, or a list of parts of which some are media (`read_part`). Those without media stay
+        as they are. Raises `Mismatch`.
         """
         items = {kind: list(as_list(row.get(column))) for kind, column in self._config.columns.items()}
-        has_parts = any(isinstance(m["content"], list) and any(p["type"] != "text" for p in m["content"]) for m in messages)
+        has_parts = any(not isinstance(message["content"], str) for message in messages)
         split = [dict(m) if has_parts else {**m, "content": self._split(m, items)} for m in messages]
         self._put_first(split, items)
         places = [part["place"] for message in split for part in _media_parts(message)]
@@ -71,17 +72,13 @@ class MediaRows:
         return [_plain(message) for message in split], media
 
     def _split(self, message: Mapping[str, Any], items: Mapping[str, Sequence[Any]]) -> list[Part]:
-        """The content as parts, cut at the places of those kinds that the row has."""
-        content = message["content"]
-        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-        parts: list[Part] = []
-        for text in texts:
-            done = 0
-            for match in PLACES.finditer(text) if message["role"] in SPOKEN_BY else ():
-                if items[match[1]]:
-                    parts += [{"type": "text", "text": text[done : match.start()]}, media_part(match[1])]
-                    done = match.end()
-            parts.append({"type": "text", "text": text[done:]})
+        """A text as parts, cut at the places of those kinds that the row has."""
+        text, parts, done = message["content"], list[Part](), 0
+        for match in PLACES.finditer(text) if message["role"] in SPOKEN_BY else ():
+            if items[match[1]]:
+                parts += [{"type": "text", "text": text[done : match.start()]}, media_part(match[1])]
+                done = match.end()
+        parts.append({"type": "text", "text": text[done:]})
         return [part for part in parts if part["type"] != "text" or part["text"]]
 
     def _put_first(self, messages: Sequence[dict[str, Any]], items: Mapping[str, Sequence[Any]]) -> None:

@@ -121,7 +121,8 @@ def _memory(size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    if size:
+    os.truncate(fd, size)
+    if size and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)  # takes the pages now: without it a lack of memory would kill whoever writes to them
     return fd
 

@@ -179,12 +179,14 @@ def test_what_lies_above_half_the_rate_does_not_come_back_as_another_tone() -> N
 
 def test_audio_that_cannot_be_used_is_named() -> None:
     wave = sound(tone(1, 8_000), 8_000)
+    song = sound(tone(1, 44_100), 44_100, "mp3", "libmp3lame")
     broken = tone(0.1, 8_000)
     broken[0, 10] = np.nan
     for content, words in (
         (sound(tone(0, 8_000), 8_000), "no samples|head is damaged"),
         (sound(broken, 8_000, codec="pcm_f32le"), "NaN or infinity"),
         (wave[: len(wave) // 2], "cut off"),
+        (song[: len(song) // 2], "cut off: its head promises 1.0 s, and there are 0.5"),
         (encoded(picture()), "not of a format"),
         (clip(TENTHS), "no audio track"),
     ):
