@@ -114,7 +114,7 @@ def own_logprobs(case, prompt, completion, which=0):
     return torch.log_softmax(logits, -1)[len(prompt.ids) - 1 : -1].gather(-1, tokens[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_tokens_are_those_of_generate(start, family, deterministic) -> None:
     case = await start(family, deterministic=deterministic)
@@ -188,6 +188,19 @@ async def test_a_completion_is_continued_elsewhere(start) -> None:
             for old, new in zip(whole, again, strict=True):
                 assert new.token_ids.tolist() == old.token_ids.tolist()
                 assert np.allclose(new.logprobs, old.logprobs, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "qwen3_omni"])
+async def test_deterministic_bits_do_not_depend_on_company(start, family) -> None:
+    case = await start(family, deterministic=True, max_slots=5)
+    calls = [request(name, prompt, 3, seed=7) for name, prompt in case.prompts.items()]
+    alone = [await case.engine.generate(call) for call in calls]
+    together = await asyncio.gather(*(case.engine.generate(replace(call, request_id=f"{i}")) for i, call in enumerate(calls)))
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            assert a.logprobs.view(np.uint32).tolist() == b.logprobs.view(np.uint32).tolist()
 
 
 async def test_requests_at_fault_are_refused_and_the_engine_goes_on(start, tiny_model, models) -> None:
