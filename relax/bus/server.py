@@ -56,6 +56,8 @@ class BusServer:
             self._lock.release()
             raise BusError(f"{self.address}: cannot be listened on: {error}") from error
         self._arena = Arena()
+        for group in self.core.rows.groups.values():  # those of a snapshot; put ones come in by way of the arena
+            group.shared = {name: self._arena.adopt(array) for name, array in group.shared.items()}
         self._operations = Operations(self.core, self._arena)
         self._channel = Channel(socket, self._receive)
         self._watch = asyncio.create_task(self._watch_clients(), name="relax-bus-watch")

@@ -67,8 +67,9 @@ async def test_a_whole_run_that_loses_a_fifth_of_its_messages(group, manifest, t
                         await producer.forfeit(ticket.issue, "filtered", "for the test")
                         continue
                     big = np.full((2, 6000), ticket.issue, np.float32)  # through the arena
+                    columns, media = group(ticket.version, big=big), {"pixel_values": big.reshape(-1)}
                     with contextlib.suppress(StaleHandle):  # the run is complete without it
-                        await patiently(lambda t=ticket, b=big: producer.put_group(t.issue, group(t.version, big=b), 0.05))
+                        await patiently(lambda t=ticket, c=columns, m=media: producer.put_group(t.issue, c, 0.05, m))
 
         async def criticise() -> None:
             while True:
@@ -85,8 +86,10 @@ async def test_a_whole_run_that_loses_a_fifth_of_its_messages(group, manifest, t
                 while left:
                     need = left
                     lease = await patiently(
-                        lambda n=need, s=step: actor.claim("actor", ("score",), num_groups=n, wait_s=0.05, step=s)
+                        lambda n=need, s=step: actor.claim("actor", ("score",), num_groups=n, wait_s=0.05, step=s, shared=True)
                     )
+                    assert lease.shared.keys() == set(lease.group_ids)
+                    assert all(np.all(arrays["pixel_values"] == issue) for issue, arrays in lease.shared.items())
                     assert (lease.columns["score"][:, 0] - 1).tolist() == list(lease.group_ids)
                     leases.append(lease)
                     left -= len(set(lease.group_ids))

@@ -148,6 +148,28 @@ async def test_shared_arrays_are_copied_once_on_each_side(ready, group):
         assert server._arena.num_free_bytes == server._arena.num_bytes
 
 
+async def test_a_restored_queue_serves_shared_arrays_from_the_arena_as_well(tmp_path, ready, group):
+    core = await ready(Core(LIMITS))
+    (ticket,) = await core.admit(1, 0.0)
+    shared = {
+        "pixel_values": np.random.default_rng(0).random((1024, 1176), np.float32),
+        "none": np.zeros((0, 3)),
+        "image_grid_thw": np.array([[1, 2, 3]]),
+    }
+    await core.put_group(ticket.issue, group(0), 0.0, shared)
+    await core.snapshot(str(tmp_path / "queue"))
+    async with BusServer(restore(tmp_path / "queue", LIMITS)) as server:
+        bus = await connect(server.address)
+        answers = []
+        bus._call = lambda *arguments, call=bus._call, **more: _kept(call(*arguments, **more), answers)
+        lease = await bus.claim("actor", ("tokens",), num_groups=1, wait_s=1.0, shared=True)
+        assert_same_arrays(lease.shared[ticket.issue], shared)
+        assert len(answers.pop()[1]) < 1024
+        await bus.ack([lease.lease_id])
+        await bus.close()
+        assert server._arena.num_free_bytes == server._arena.num_bytes
+
+
 async def _kept(call, answers: list):
     answers.append(await call)
     return answers[-1]
