@@ -54,7 +54,7 @@ class Media:
     """One image, audio clip or video of a prompt, by reference: the bytes are stored once and shared by the group."""
 
     kind: str  # "image" | "audio" | "video"
-    source: str  # path inside the data roots, or a handle of the transfer queue
+    source: str  # a file inside the data's roots, an address, or a place in the spool: `relax.data.media.source`
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,6 +64,9 @@ class Prompt:
 
     `key` is stable over runs (`"train.jsonl:17"`). `messages` are chat messages (`{"role": ..., "content": ...}`); a plain
     text prompt is held as `text` and is not passed through a chat template. `answer` and `metadata` go to the reward.
+
+    A message with media has a list of parts as content, `{"type": "image" | "audio" | "video"}` and
+    `{"type": "text", "text": ...}`; `media` are in the order of those parts.
     """
 
     key: str

@@ -170,6 +170,7 @@ async def test_closing_ends_what_is_being_decoded(plugins: Path) -> None:
     assert all(isinstance(result, DataError) and "closed" in str(result) for result in results)
 
 
+@pytest.mark.slow
 async def test_a_processor_runs_in_the_worker_and_its_features_come_back(plugins: Path) -> None:
     pool = MediaPool(MediaConfig(num_workers=1), spool=SPOOL, processor="media_plugins:processor", options={"factor": 2})
     await pool.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_media import encoded, picture
 
@@ -248,6 +248,7 @@ ANYTHING = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.di
 PARTS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
 
 
+@settings(max_examples=60, deadline=None)
 @given(ANYTHING, st.sampled_from(["<image>?", "no place", PARTS]))
 def test_whatever_a_column_holds_gives_media_inside_the_roots_or_a_bad_row(raw: Any, prompt: Any) -> None:
     try:
