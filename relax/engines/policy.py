@@ -19,7 +19,7 @@ from relax.engines.attention import attend_within
 from relax.errors import EngineError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, check_attention, is_fusable, make_forward
 from relax.models.decoder import Decoder, RotaryTable
-from relax.models.omni_lm import OmniForward, auto_class, is_omni
+from relax.models.omni_lm import WITHOUT_SPEECH, OmniForward, auto_class, is_omni
 from relax.types import WeightManifest
 from relax.weights.naming import check_names
 from relax.weights.receiver import read_buckets
@@ -60,7 +60,7 @@ class Policy:
         self.device, self.dtype = device, getattr(torch, model.dtype)
         options = {"trust_remote_code": model.trust_remote_code}
         try:
-            config = transformers.AutoConfig.from_pretrained(model.path, **options)
+            config = transformers.AutoConfig.from_pretrained(model.path, **options, **WITHOUT_SPEECH)
             text = config.get_text_config()
             check_attention(text)
             is_fused = use_fused and not is_omni(config) and is_fusable(text) and RotaryTable.fits(text)

@@ -23,6 +23,8 @@ from relax.models.causal_lm import Attend, use_flat_attention
 
 Features = Mapping[str, Any]  # numpy arrays or tensors by name, as `models/processor.py` describes them
 
+WITHOUT_SPEECH = {"enable_audio_output": False}  # a model whose configuration is loaded with this does not speak
+
 _KINDS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 _TYPES = {"image": 1, "video": 2, "audio": 3}
@@ -34,10 +36,7 @@ def is_omni(config: Any) -> bool:
 
 
 def auto_class(config: Any) -> str:
-    """The transformers class that builds and loads what reads and writes of `config`: of a model that speaks as well, the parts
-    that do are turned off in it."""
-    if getattr(config, "enable_audio_output", None):
-        config.enable_audio_output = False
+    """The transformers class that builds and loads a model with a vocabulary head."""
     return "AutoModelForMultimodalLM" if is_omni(config) else "AutoModelForCausalLM"
 
 
@@ -107,7 +106,7 @@ class OmniForward:
             found = getattr(self._core, f"get_{kind}_features")(given, self._send(features[_GRIDS[kind]]))
             deep = getattr(found, "deepstack_features", None) or ()
             return _flat(found.pooler_output), [_flat(layer) for layer in deep]
-        sounds = torch.split(given, torch.as_tensor(features["audio_lengths"]).tolist())
+        sounds = torch.split(given, _tensor(features["audio_lengths"]).tolist())
         mask = pad_sequence([torch.ones(len(sound), device=given.device) for sound in sounds], batch_first=True).long()
         padded = pad_sequence(list(sounds), batch_first=True).transpose(1, 2)
         found = self._core.get_audio_features(padded, feature_attention_mask=mask)
@@ -217,7 +216,7 @@ class OmniForward:
         return x, layers
 
     def _send(self, values: Any) -> Tensor:
-        return torch.as_tensor(values).to(self._text.embed_tokens.weight.device)
+        return _tensor(values).to(self._text.embed_tokens.weight.device)
 
 
 def media_token_id(config: Any, kind: str) -> int | None:
@@ -242,4 +241,9 @@ def _nothing(embeds: Tensor, deep: Sequence[Tensor]) -> Tensor:
 
 
 def _host(values: Any) -> Tensor | None:
-    return None if values is None else torch.as_tensor(values).cpu()
+    return None if values is None else _tensor(values).cpu()
+
+
+def _tensor(values: Any) -> Tensor:
+    """Arrays of media workers and of the transfer queue are read-only, and torch knows no such tensors."""
+    return torch.tensor(values) if isinstance(values, np.ndarray) and not values.flags.writeable else torch.as_tensor(values)

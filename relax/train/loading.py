@@ -9,7 +9,7 @@ from torch import nn
 
 from relax.config.model import ModelConfig
 from relax.errors import ModelError
-from relax.models.omni_lm import auto_class, is_omni
+from relax.models.omni_lm import WITHOUT_SPEECH, auto_class, is_omni
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
@@ -68,7 +68,7 @@ def _load(config: ModelConfig, head: Head, **options: Any) -> tuple[Any, set[str
     _check_folder(folder, config)
     try:
         found = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=config.trust_remote_code
+            folder, local_files_only=True, trust_remote_code=config.trust_remote_code, **WITHOUT_SPEECH
         )
         if head == "vocabulary" and is_omni(found):
             loader, options = auto_class(found), {"config": found}

@@ -1,6 +1,8 @@
 """The trainer sees and hears: log-probs and gradients of packed groups are those of transformers for each sample alone."""
 
 import asyncio
+import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -217,6 +219,17 @@ def test_an_exported_folder_sees_the_same(load, start, tmp_path) -> None:
         with torch.no_grad():
             assert np.allclose(found[row][mask], own_logprobs(exported, row), atol=1e-5)
     assert prepare(OmniProcessor(tmp_path / "out"), *SEEN[0]).ids.tolist() == case.prompts[0].ids.tolist()
+
+
+@pytest.mark.slow
+def test_of_a_model_that_speaks_the_thinker_is_loaded(tiny_omni, start, load, tmp_path) -> None:
+    folder = tmp_path / "speaks"
+    shutil.copytree(tiny_omni("qwen3_omni"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"enable_audio_output": True}))
+    backend = start("qwen3_omni", f"model.path={folder}")
+    assert all(name.startswith("thinker.") for name in backend.weights())
+    assert np.isfinite(backend.logprobs(load("qwen3_omni").batch).values).all()
 
 
 def test_media_that_do_not_fit_their_prompt_are_an_error(load, start) -> None:
