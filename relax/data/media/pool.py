@@ -139,7 +139,8 @@ class MediaPool:
 
     def _work(self, prompt: Prompt) -> Prepared:
         """Runs in a thread. There are as many threads as workers, so one is always idle."""
-        job = Job(prompt.key, [dict(message) for message in prompt.messages], list(prompt.media))
+        messages = [dict(message) for message in prompt.messages] if self._setup.processor is not None else []
+        job = Job(prompt.key, messages, list(prompt.media))
         worker, how = self._idle.get(), ""
         try:
             for _ in range(MAX_TRIES):

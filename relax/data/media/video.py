@@ -80,7 +80,7 @@ class _Index:
         """Which packets `[P]` must be decoded to have what is shown at `instants`."""
         if self.is_counted or not self.is_key.any():
             return np.ones(len(self.times), bool)
-        stretch = np.maximum(np.cumsum(self.is_key) - 1, 0)
+        stretch = np.cumsum(self.is_key) - 1  # -1: before the first key frame
         wanted = np.isin(self.times, self.shown_at(instants))
         # Frames that are shown before the key frame of their stretch are made of frames of the stretch before as well.
         leads = self.times < self.times[self.is_key][stretch]
@@ -119,6 +119,9 @@ def _read_index(container: InputContainer, config: MediaConfig) -> _Index:
     rate = float(stream.average_rate or 1 / FRAME_S)
     times = np.arange(len(stamps)) / rate if is_counted else np.array(stamps, np.float64) * base
     is_key, is_shown = np.array(flags, bool).reshape(-1, 2).T
+    if is_key.any() and not is_counted:  # a recording may begin between key frames: what precedes the first cannot be decoded
+        begin = int(np.argmax(is_key))
+        is_shown = is_shown & (np.arange(len(times)) >= begin) & (times >= times[begin])
     if not is_shown.any():
         raise Unreadable("it has no frames")
     index = _Index(times, is_key, is_shown, is_counted)
@@ -136,7 +139,7 @@ def _take(container: InputContainer, index: _Index, instants: Times, config: Med
     for time, frame in itertools.chain(_decode(container, index, index.needed(instants), config), [(math.inf, None)]):
         while place < len(instants) and current is not None and time > instants[place] + NEAR_S:
             # A frame that cannot be decoded leaves the one before it on the screen, which must not go unnoticed.
-            if current.is_corrupt or expected[place] - since > 1.5 * index.interval_s + NEAR_S:
+            if current.is_corrupt or abs(expected[place] - since) > 1.5 * index.interval_s + NEAR_S:
                 raise Unreadable(f"the frame at {expected[place] - index.shown[0]:.2f} s is damaged")
             if frames is None:
                 size, turns = fit(current.width, current.height, None, config.video.max_pixels), current.rotation // 90

@@ -41,7 +41,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Job(msgspec.Struct):
-    """One prompt: its key, messages and media."""
+    """One prompt: its key, messages (where there is a processor to read them) and media."""
 
     key: str
     messages: list[dict[str, Any]]

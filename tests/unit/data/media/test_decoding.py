@@ -264,6 +264,15 @@ def test_stretches_without_a_frame_that_is_wanted_are_not_decoded(monkeypatch: p
     assert counts == [10]  # two of six stretches of five frames
 
 
+@pytest.mark.parametrize("num_lost", [3, 12, 24])
+def test_a_recording_that_begins_between_key_frames_begins_with_the_first_one(num_lost: int) -> None:
+    packet, tables = 188, 3
+    content = clip(TENTHS, size=(64, 48), container="mpegts", options={"bf": "2", "sc_threshold": "0"})
+    found = video(content[: tables * packet] + content[(tables + num_lost) * packet :], fps=5)
+    assert levels(found) == [12, 14, 16, 18, 20, 22, 24, 26, 28]
+    assert found.times == pytest.approx(np.arange(9) / 5, abs=1e-3)
+
+
 @pytest.mark.parametrize(("rotation", "bright"), [(0, (0, 0)), (90, (-1, 0)), (180, (-1, -1)), (270, (0, -1))])
 def test_videos_are_turned_as_their_head_says(rotation: int, bright: tuple[int, int]) -> None:
     found = video(clip([0, 100], size=(32, 24), rotation=rotation))
