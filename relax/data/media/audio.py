@@ -34,7 +34,7 @@ def read_audio(file: BinaryIO, config: AudioConfig, *, origin_s: float | None = 
             chunks.append(_mono(frame))
         if num_samples == 0 or not rate:
             raise Unreadable("it has no samples")
-        check_whole(file, container, stream, num_samples / rate)
+        check_whole(file, container, stream, num_samples / rate, begin_s)
     samples = np.concatenate(chunks)
     if not np.isfinite(samples).all():
         raise Unreadable("it holds NaN or infinity")

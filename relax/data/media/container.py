@@ -43,13 +43,13 @@ def single_thread(stream: Stream) -> None:
     stream.codec_context.thread_count = 1
 
 
-def check_whole(file: BinaryIO, container: InputContainer, stream: Stream, found_s: float) -> None:
+def check_whole(file: BinaryIO, container: InputContainer, stream: Stream, found_s: float, begin_s: float) -> None:
     """Raises `Unreadable` when the stream ends long before the head says so. Nothing more can be read from the container."""
     is_guessed = container.format.name in GUESSED and not _has_xing(file)
     if is_guessed or stream.duration is None or stream.time_base is None:
         return
     promised_s = float(stream.duration * stream.time_base)
-    if found_s < ENDS_EARLY * promised_s - 0.1:
+    if found_s + max(0.0, begin_s) < ENDS_EARLY * promised_s - 0.1:  # some heads count from 0, others from the beginning
         raise Unreadable(f"it is cut off: its head promises {promised_s:.1f} s, and there are {found_s:.1f}")
 
 

@@ -38,7 +38,7 @@ def read_video(file: BinaryIO, config: MediaConfig) -> Video:
         index = _read_index(container, config)
         has_audio = bool(container.streams.audio)
         start, duration = float(index.shown[0]), float(index.shown[-1] - index.shown[0]) + index.interval_s
-        check_whole(file, container, _stream(container, config), duration)
+        check_whole(file, container, _stream(container, config), duration, start)
     most = min(settings.max_frames, len(index.shown))
     wanted = max(1, math.ceil(duration * settings.fps - 1e-3))
     fps = settings.fps if wanted <= most else most / duration
