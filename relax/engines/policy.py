@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from relax.config.model import ModelConfig
 from relax.engines.attention import attend_within
 from relax.errors import EngineError, ModelError, WeightSyncError
-from relax.models.causal_lm import FlatForward, check_attention, is_fusable, make_forward
+from relax.models.causal_lm import FlatForward, check_attention, is_fusable
 from relax.models.decoder import Decoder, RotaryTable
+from relax.models.forward import make_forward
 from relax.models.omni_lm import WITHOUT_SPEECH, OmniForward, auto_class, is_omni
 from relax.types import WeightManifest
 from relax.weights.naming import check_names
@@ -83,7 +84,7 @@ class Policy:
             self._rotary = RotaryTable(type(rotary)(config=text), self.dtype, device)
         else:
             self._module = skeleton.to(device)
-            self._forward = OmniForward(skeleton) if is_omni(config) else make_forward(skeleton, use_fused=False)
+            self._forward = make_forward(skeleton, use_fused=False)
         self.omni = self._forward if isinstance(self._forward, OmniForward) else None
         self.media_ids = self.omni.media_ids if self.omni else ()
         self._banned = torch.tensor(self.media_ids, device=device) if self.media_ids else None

@@ -3,9 +3,9 @@
     ids [T], positions [T] --> embed --> layers: q, k, v --> attend(layer, q, k, v) --> ... --> final norm --> hidden [T, d]
 
 A batch is any set of sequences laid end to end: `positions` restart where a sequence starts, and only `attend` knows which
-tokens see which. The trainer hands in packed attention, the engine attention over its key-value slots. Two implementations:
-`FusedForward` for Llama- and Qwen-like dense decoders, and `TransformersForward`, which runs any transformers model whose
-layers use the attention interface.
+tokens see which. The trainer hands in packed attention, the engine attention over its key-value slots. Two implementations are
+here: `FusedForward` for Llama- and Qwen-like dense decoders, and `TransformersForward`, which runs any transformers model whose
+layers use the attention interface. `models/forward.py` chooses.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,13 @@ _INTERFACE = "relax_flat"
 
 
 class FlatForward(Protocol):
-    """Hidden states of flat tokens, and the sizes that an attention needs."""
+    """Hidden states of flat tokens, and the sizes that an attention needs. `media_ids` are tokens that nobody may write."""
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    media_ids: tuple[int, ...]
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """`ids [T]`, `positions [T]` int64 -> `[T, d]`, after the final norm."""
@@ -40,16 +41,6 @@ class FlatForward(Protocol):
     def head(self) -> tuple[Tensor, Tensor | None]:
         """Weight `[V, d]` and bias `[V]` of the vocabulary projection."""
         ...
-
-
-def make_forward(model: nn.Module, *, use_fused: bool = True) -> FlatForward:
-    """The fastest forward that fits `model`, a transformers decoder with whatever head.
-
-    Raises `ModelError` for a model whose layers are not all attention layers.
-    """
-    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
-    check_attention(config)
-    return FusedForward(model) if use_fused and is_fusable(config) else TransformersForward(model)
 
 
 def check_attention(config: Any) -> None:
@@ -81,6 +72,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class FusedForward:
     """Llama-, Qwen2- and Qwen3-like dense decoders, on the transformers model's own parameters (no copies)."""
+
+    media_ids: tuple[int, ...] = ()
 
     def __init__(self, model: nn.Module) -> None:
         config: Any = model.config
@@ -128,6 +121,8 @@ class FusedForward:
 
 class TransformersForward:
     """Any transformers causal language model whose layers go through the attention interface."""
+
+    media_ids: tuple[int, ...] = ()
 
     def __init__(self, model: Any) -> None:
         self.model = model

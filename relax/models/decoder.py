@@ -81,6 +81,8 @@ class Decoder:
     `weights` stand for what will be copied: tensors of any device by their Hugging Face names, of which types and shapes count.
     """
 
+    media_ids: tuple[int, ...] = ()
+
     def __init__(self, config: Any, rotary: RotaryTable, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self.num_layers = int(config.num_hidden_layers)
         self.num_heads = int(config.num_attention_heads)

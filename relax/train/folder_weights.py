@@ -16,13 +16,11 @@ import torch.nn.functional as F
 from relax.config.model import ModelConfig
 from relax.engines.attention import attend_within
 from relax.engines.engine import Engine
-from relax.models.causal_lm import make_forward
+from relax.models.forward import canary_tokens, make_forward
 from relax.train.loading import load_model, named_weights
 from relax.types import WeightManifest
 from relax.weights.layout import lay_out, views
 from relax.weights.manifest import Canary, make_manifest
-
-_NUM_CANARY_TOKENS = 16
 
 
 async def load_folder(engine: Engine, model: ModelConfig) -> None:
@@ -51,8 +49,10 @@ def _canary(model: torch.nn.Module) -> Canary:
     """Tokens that the vocabulary's size fixes, and the log-prob of each after the first."""
     forward = make_forward(model, use_fused=False)
     weight, bias = forward.head
-    tokens = np.random.default_rng(len(weight)).integers(0, len(weight), _NUM_CANARY_TOKENS)
-    ids = torch.from_numpy(tokens)
+    ids = torch.from_numpy(canary_tokens(forward).astype(np.int64))
     hidden = forward.hidden(ids, torch.arange(len(ids)), attend_within([len(ids)]))
-    logprobs = torch.log_softmax(F.linear(hidden[:-1], weight, bias).float(), -1)
-    return tokens.tolist(), logprobs.gather(-1, ids[1:, None])[:, 0].tolist()
+    logits = F.linear(hidden[:-1], weight, bias).float()
+    if forward.media_ids:
+        logits[:, forward.media_ids] = -torch.inf
+    logprobs = torch.log_softmax(logits, -1)
+    return ids.tolist(), logprobs.gather(-1, ids[1:, None])[:, 0].tolist()

@@ -16,9 +16,9 @@ from relax.data.packing import find_groups, pack, plan
 from relax.data.render import Message, Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.errors import DataError, ModelError
-from relax.models.causal_lm import make_forward
 from relax.models.device import pick_device
 from relax.models.folder import read_model_folder
+from relax.models.forward import make_forward
 from relax.train.attention import PackedAttention
 from relax.train.lessons import to_batch
 from relax.train.loading import load_model

@@ -20,9 +20,10 @@ from relax.algorithms.table import make_objective
 from relax.config.run import RunConfig
 from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
 from relax.errors import CheckpointError, ModelError, WeightSyncError
-from relax.models.causal_lm import FlatForward, FusedForward, make_forward
+from relax.models.causal_lm import FlatForward, FusedForward
 from relax.models.device import pick_device
-from relax.models.omni_lm import OmniForward, is_omni
+from relax.models.forward import canary_tokens, make_forward
+from relax.models.omni_lm import OmniForward
 from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
 from relax.train.decoder import TrainDecoder
@@ -34,7 +35,6 @@ from relax.train.optimizer import Optimizer
 from relax.types import Ragged, WeightManifest
 
 _WEIGHTS_FILE, _STATE_FILE = "weights.safetensors", "state.pt"
-_NUM_CANARY_TOKENS = 16
 _CPU_TOKENS = 2048  # a larger micro-batch gains nothing on a CPU: its activations only fall out of the cache
 _CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
@@ -52,7 +52,7 @@ class TorchBackend:
         self._objective = objective or make_objective(config.algorithm, length_budget=config.rollout.max_new_tokens)
         self._optimizer = Optimizer(list(self.model.parameters()), config.train)
         self._count = 0.0
-        media = self._forward.media_ids if isinstance(self._forward, OmniForward) else ()
+        media = self._forward.media_ids
         self._banned = torch.tensor(media, device=self.device) if media else None
 
     def _load_model(self) -> Any:
@@ -63,8 +63,6 @@ class TorchBackend:
         self.model.eval()  # no dropout: the policy that is trained is the one that sampled
         if recompute:
             start_recomputing(self.model)
-        if is_omni(self.model.config):
-            return OmniForward(self.model)
         forward = make_forward(self.model, use_fused=backend.use_fused_forward and not recompute)
         wide = next(self.model.parameters()).dtype in (torch.float32, torch.float64)
         return TrainDecoder(self.model) if isinstance(forward, FusedForward) and wide and self.device.type == "cpu" else forward
@@ -250,11 +248,7 @@ class TorchBackend:
     @torch.no_grad()
     def canary(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Tokens that the vocabulary fixes, none of media, and the log-probs at temperature 1 of each after the first."""
-        vocabulary = len(self._forward.head[0])
-        tokens = np.random.default_rng(vocabulary).integers(0, vocabulary, _NUM_CANARY_TOKENS).astype(np.int32)
-        media = self._forward.media_ids if isinstance(self._forward, OmniForward) else ()
-        while (at_media := np.isin(tokens, media)).any():
-            tokens[at_media] = (tokens[at_media] + 1) % vocabulary
+        tokens = canary_tokens(self._forward)
         return tuple(tokens.tolist()), self._canary_logprobs(tokens)
 
     def _canary_logprobs(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> tuple[float, ...]:

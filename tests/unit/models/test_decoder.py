@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from relax.engines.attention import attend_within
-from relax.models.causal_lm import make_forward
 from relax.models.decoder import Decoder, RotaryTable, rotate
+from relax.models.forward import make_forward
 
 CPU = torch.device("cpu")
 SIZES = {

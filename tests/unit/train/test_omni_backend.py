@@ -20,6 +20,7 @@ from relax.engines.local import LocalEngine
 from relax.errors import ConfigError, ModelError
 from relax.models.processor import OmniProcessor
 from relax.train.backend import TrainBatch
+from relax.train.folder_weights import load_folder
 from relax.train.torch_backend import TorchBackend
 from relax.types import GenerateRequest, Ragged, Sampling
 from relax.weights.layout import lay_out, views
@@ -189,6 +190,17 @@ async def test_an_engine_with_published_weights_agrees(load, start, tmp_path, fa
             sampled.append(completion.logprobs)
     batch = replace(case.batch, tokens=Ragged.pack(rows), loss_mask=Ragged.pack(masks), advantages=None)
     assert np.allclose(backend.logprobs(batch).values[batch.loss_mask.values == 1], np.concatenate(sampled), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_an_engine_takes_a_folder_that_sees(load, family) -> None:
+    model = ModelConfig(path=str(load(family).folder))
+    engine = LocalEngine(model, LocalEngineConfig(device="cpu"))
+    try:
+        await load_folder(engine, model)
+        assert (await engine.stats()).version == 0
+    finally:
+        await engine.close()
 
 
 def test_frozen_weights_stay_and_a_pattern_without_a_weight_is_refused(load, start) -> None:
