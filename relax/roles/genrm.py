@@ -5,6 +5,7 @@ POST /genrm/generate -> the judge at `route` -> said before? -> a place among it
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from relax.config.genrm import JudgeConfig
 from relax.config.mistakes import nearest
 from relax.config.run import RunConfig
 from relax.engines.pool import EnginePool
-from relax.errors import BusGone
+from relax.errors import WaitTimeout
 from relax.roles.judges import DOWN, WRONG, Judge, JudgeError, Question, Verbatim, make_judge
 from relax.roles.reply_cache import ReplyCache
 from relax.roles.role import Reply, Role
@@ -75,12 +76,10 @@ class GenRM(Role):
         reported: dict[str, float] = {}
         while True:
             self.activity = f"{self._num_under_way} requests under way" if self._num_under_way else "waiting for requests"
-            if self.totals != reported:
-                reported = self.totals.copy()
-                try:
-                    await self.bus.emit({"kind": "totals", "role": self.name, "totals": reported})
-                except BusGone:
-                    return
+            if (totals := self.totals.copy()) != reported:
+                with contextlib.suppress(WaitTimeout):  # the next report holds these as well
+                    await self.bus.emit({"kind": "totals", "role": self.name, "totals": totals})
+                    reported = totals
             await asyncio.sleep(_REPORT_S)
 
     # -- requests -----------------------------------------------------------------------------------------------------
