@@ -86,7 +86,7 @@ class LocalJudge:
     """A model on engines of this run, with its own tokenizer and chat template."""
 
     def __init__(self, route: str, config: LocalJudgeConfig, engines: EnginePool) -> None:
-        self._route, self._config, self._engines = route, config, engines
+        self._config, self._engines = config, engines
         self._key = f"genrm.judges.{route}"
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
         self._renderer: Renderer | None = None
@@ -98,7 +98,8 @@ class LocalJudge:
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
             self._context = model.max_context or read_model_folder(model).context
         except ModelError as error:
-            raise ModelError(f"{self._key}.{error}") from error
+            named = str(error) if str(error).startswith("model.") else f"model.path: {error}"
+            raise ModelError(f"{self._key}.{named}") from error
         if not getattr(tokenizer, "chat_template", None):
             raise ModelError(
                 f"{self._key}.model.path = {model.path!r}: its tokenizer has no chat template, which a judge needs"
