@@ -1,6 +1,7 @@
 """Micro-batches with images, sounds and videos: each group's media once, however many samples it has.
 
-group's prompt --positions of the model's own--> [3, P] and a delta, which its samples' own tokens go on with
+group's prompt --positions of the model's own--> [3, P] and a delta, which its samples' own tokens go on with;
+                 a sample that is alone may have media anywhere
 groups' features, joined --encoders, once--> embeddings in their places
 """
 
@@ -25,15 +26,16 @@ def omni_hidden(forward: OmniForward, batch: TrainBatch, micro: MicroBatch, atte
     """`[T, d]`, after the final norm. With gradients, every encoder takes part, so that all micro-batches are alike in what
     they reach. Raises `ModelError` where a group's media do not fit its prompt."""
     positions = torch.from_numpy(micro.positions).float().repeat(3, 1)
-    first_rows = micro.rows[np.searchsorted(micro.groups, np.arange(len(micro.prefix_starts)))]
+    firsts = np.searchsorted(micro.groups, np.arange(len(micro.prefix_starts) + 1))
     ends = np.append(micro.prefix_starts[1:], len(micro.ids))
     seen: list[Features] = []
-    for row, start, length, end in zip(first_rows, micro.prefix_starts, micro.prefix_lengths, ends, strict=True):
-        features = batch.features.get(int(batch.group_ids[row]))
+    for group, (start, length, end) in enumerate(zip(micro.prefix_starts, micro.prefix_lengths, ends, strict=True)):
+        features = batch.features.get(int(batch.group_ids[micro.rows[firsts[group]]]))
         if features:
-            prompt = slice(start, start + length)
+            is_alone = firsts[group + 1] - firsts[group] == 1
+            prompt = slice(start, end if is_alone else start + length)
             positions[:, prompt], delta = forward.positions(micro.ids[prompt], features)
-            positions[:, start + length : end] += delta
+            positions[:, prompt.stop : end] += delta
             seen.append(features)
     encoded = _encode(forward, seen)
     ids = torch.from_numpy(micro.ids).to(device)
