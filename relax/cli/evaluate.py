@@ -48,6 +48,7 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
     host = RoleTask(EngineHost("engine-0", config, core, make_engine))
     services = Services(config, core)
     rewards: RewardPool | None = None
+    evaluation: Evaluation | None = None
     try:
         await host.start()
         assert isinstance(host.role, EngineHost)
@@ -66,6 +67,8 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
         groups = await evaluation.answers(0)
         return summarise(0, groups), [sample for group in groups if group for sample in group]
     finally:
+        if evaluation is not None:
+            await evaluation.close()
         if rewards is not None:
             await rewards.close()
         await services.stop()

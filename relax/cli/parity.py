@@ -27,6 +27,7 @@ _OF_OTHERS = (
     "return/",
     "critic/",
     "genrm/",
+    "media/",
     "wait/",
     "publish/",
     "groups",

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from relax.config.base import Section
+from relax.config.media import MediaConfig
 from relax.config.reward import RewardConfig
 
 
@@ -23,6 +24,8 @@ class DataSection(Section):
     """Passed to the chat template, for example `enable_thinking = false`."""
     max_prompt_tokens: int | None = None
     """Rows with longer prompts are bad rows. Default: the model's context less `rollout.max_new_tokens`."""
+    media: MediaConfig | None = None
+    """Images, audio clips and videos of the rows, for models that see and hear. Default: rows are of text."""
 
 
 class FileDataConfig(DataSection):

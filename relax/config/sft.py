@@ -55,9 +55,10 @@ class SFTModelConfig(Section):
 
     path: str | None = None
     """Folder with a Hugging Face model. Not together with `model.build`."""
-    build: Literal["tiny", "small"] | None = None
-    """A Qwen3 with random weights and a tokenizer of its own, which is the same for both sizes. `tiny`: about a million
-    parameters; `small`: two million. No download."""
+    build: Literal["tiny", "small", "tiny-vl", "tiny-omni"] | None = None
+    """A model with random weights and a tokenizer of its own, without a download. A Qwen3: `tiny`, about a million parameters;
+    `small`, two million, with the same tokenizer. `tiny-vl`: a Qwen3-VL for images and videos; `tiny-omni`: a Qwen3-Omni, which
+    hears as well; both under a million."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
     trust_remote_code: bool = False
@@ -138,7 +139,8 @@ class SFTConfig(Section):
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "SFTConfig":
         if (self.model.path is None) == (self.model.build is None):
-            raise ValueError('give either model.path, a folder with a model, or model.build = "tiny" or "small"')
+            built = '"tiny", "small", "tiny-vl" or "tiny-omni"'
+            raise ValueError(f"give either model.path, a folder with a model, or model.build = {built}")
         if self.task.type == "policy":
             if self.eval is not None and self.reward is None:
                 raise ValueError('[eval] scores responses: it needs a [reward] section, for example type = "exact"')
@@ -148,6 +150,8 @@ class SFTConfig(Section):
                     f'reward.type = "{asking[0]}" asks a role of a run, and relax sft has none: use another reward'
                 )
             return self
+        if self.data.media is not None:
+            raise ValueError(f'task.type = "{self.task.type}" reads text alone: leave data.media out')
         what = f'task.type = "{self.task.type}" is evaluated on the rows of eval.data and generates nothing'
         if self.reward is not None:
             raise ValueError(f"{what}: leave [reward] out")

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax.config.data import DataConfig, FileDataConfig, ReasoningGymDataConfig
-from relax.config.media import MediaConfig
 from relax.data.files import read_files
 from relax.data.layouts import lay_out
 from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
@@ -33,13 +32,10 @@ class PromptSource:
     are asked for.
     """
 
-    def __init__(self, data: DataConfig, seed: int, media: MediaConfig | None = None) -> None:
+    def __init__(self, data: DataConfig, seed: int) -> None:
         self._data, self._seed = data, seed
-        self.spool: Spool | None = None  # bytes of media that came inside rows
-        self._media: MediaRows | None = None
-        if media is not None:
-            self.spool = Spool()
-            self._media = MediaRows(media, Finder(media, _folder(data), self.spool))
+        self.spool = Spool() if data.media is not None else None  # bytes of media that came inside rows
+        self._media = media_rows(data, self.spool)
         self._rows: list[Prompt] = []
         self._make: MakeRow | None = None
         self._size = 0
@@ -179,15 +175,22 @@ class PromptSource:
         return np.argsort(bits.random_raw(self._size), kind="stable")
 
 
-def open_prompts(data: DataConfig, *, seed: int, media: MediaConfig | None = None) -> PromptSource:
-    """Opens the data and checks what can be checked at once. Rows have media where `media` says how they are found.
+def open_prompts(data: DataConfig, *, seed: int) -> PromptSource:
+    """Opens the data and checks what can be checked at once.
 
     Raises `DataError` for files that are missing, empty or malformed (with file and line), `ConfigError` for an unknown task,
     function or option.
     """
-    source = PromptSource(data, seed, media)
+    source = PromptSource(data, seed)
     source.read()
     return source
+
+
+def media_rows(data: DataConfig, spool: Spool | None) -> MediaRows | None:
+    """What reads the media of rows, if they have some; `spool` takes the bytes that come inside rows."""
+    if data.media is None or spool is None:
+        return None
+    return MediaRows(data.media, Finder(data.media, _folder(data), spool))
 
 
 def check_lengths(source: PromptSource, renderer: Renderer, max_prompt_tokens: int) -> PromptSource:

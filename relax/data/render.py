@@ -37,6 +37,14 @@ class Renderer:
             return ids[:-1] if len(ids) > 1 and eos is not None and ids[-1] == eos else ids
         return self._ids(self._render(self._complete(prompt.messages), prompt.key, add_generation_prompt=True))
 
+    def rendered(self, messages: Sequence[Message]) -> str:
+        """The chat messages as a text which a response continues, or which ends with the assistant's turn.
+
+        Raises `DataError` when the chat template refuses them.
+        """
+        is_asked = messages[-1].get("role") != "assistant"
+        return self._render(self._complete(messages), "conversation", add_generation_prompt=is_asked)
+
     def text(self, ids: Sequence[int]) -> str:
         """The ids as text, special tokens left out."""
         decoded = self.tokenizer.decode(

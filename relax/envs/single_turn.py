@@ -5,9 +5,11 @@ prompt ids -> generate (all seeds at once) -> Completion ids -> text -> score ->
                                                    +-> Sample.tokens: the ids as they came, never encoded again
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax.errors import EngineError, RewardError
 from relax.rewards.result import RewardResult
@@ -34,14 +36,15 @@ async def play_single_turn(
     generate: Generate,
     score: Score,
     to_text: ToText,
+    features: Mapping[str, NDArray[Any]] | None = None,
 ) -> list[Sample]:
-    """One group: a sample for each seed, in their order.
+    """One group: a sample for each seed, in their order. `features`: of the prompt's media, whose tokens `prompt_ids` hold.
 
     Aborted responses and empty ones are not scored. A response that cannot be scored keeps its tokens and has the outcome
     `REWARD_ERROR`, with the reason in `metadata["error"]`. Raises `EngineError` when generation fails, `RewardError` when
     rewards as a whole are unavailable.
     """
-    request = GenerateRequest(str(group_id), tuple(prompt_ids), tuple(seeds), sampling, prompt.media)
+    request = GenerateRequest(str(group_id), tuple(prompt_ids), tuple(seeds), sampling, prompt.media, features=features or {})
     completions = await generate(request)
     if len(completions) != len(seeds):
         raise EngineError(f"group {group_id}: the engine returned {len(completions)} completions for {len(seeds)} seeds")

@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ class Actor(Role):
         self.activity = f"step {self.step}: waiting for {left} groups"
         at_least, at_most = min(left, self._claims.at_least), min(left, self._claims.at_most)
         with metrics.timed("wait"):
-            lease = await self.claim(self._columns, num_groups=at_most, at_least=at_least, step=self.step)
+            lease = await self.claim(self._columns, num_groups=at_most, at_least=at_least, step=self.step, shared=True)
             while self._takes_turns:
                 try:
                     await self.bus.recall(wait_s=60.0)
@@ -162,13 +163,13 @@ class Actor(Role):
 
     def _completed(self, lease: Lease) -> Rows:
         """The rows with every column that is to be made here."""
-        rows = Rows(dict(lease.columns), np.asarray(lease.group_ids, np.int64))
+        rows = Rows(dict(lease.columns), np.asarray(lease.group_ids, np.int64), lease.shared)
         if self.config.rollout.on_stale == "mask":
             last_update = self.version + self.config.train.updates_per_step - 1
             rows = rows.masked_before(last_update - self.config.rollout.max_staleness)
         for maker in self._inside:
-            rows.columns.update(maker.make(rows.columns, rows.group_ids))
-        return Rows(taught(rows.columns), rows.group_ids)
+            rows.columns.update(maker.make(rows.columns, rows.group_ids, rows.features))
+        return replace(rows, columns=taught(rows.columns))
 
     def _train_on(self, rows: Rows, metrics: StepMetrics) -> TrainBatch:
         batch = rows.to_batch()

@@ -10,6 +10,7 @@ from relax.algorithms.table import estimator_columns, made_columns
 from relax.config.run import RunConfig
 from relax.roles.columns import ColumnMaker
 from relax.roles.rows import taught
+from relax.train.backend import NO_FEATURES, GroupFeatures
 from relax.types import Column
 
 
@@ -23,5 +24,7 @@ class Advantages(ColumnMaker):
         self.columns = made_columns(config.algorithm)
         self.needs = ("reward", "loss_mask", "num_sampled", *estimator_columns(config.algorithm))
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
         return advantages(self._algorithm, taught(columns), group_ids=group_ids, length_budget=self._longest)

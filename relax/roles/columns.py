@@ -16,7 +16,7 @@ from relax.bus.transfer_queue import Lease, TransferQueue
 from relax.config.run import RunConfig
 from relax.errors import StaleHandle
 from relax.roles.role import Role
-from relax.train.backend import StepSums, TrainBatch
+from relax.train.backend import NO_FEATURES, GroupFeatures, StepSums, TrainBatch
 from relax.types import Column, WeightManifest
 from relax.weights.follower import follow
 
@@ -25,20 +25,23 @@ class ColumnMaker:
     """Computes columns from others; its methods are blocking.
 
     `max_groups`: the most that a role of its own takes at once. `follows_policy`: `adopt` wants to see publications.
-    `version`: of the policy that it computes with, if any.
+    `version`: of the policy that it computes with, if any. `reads_media`: `make` wants the features of the prompts' media.
     """
 
     columns: tuple[str, ...]
     needs: tuple[str, ...]
     max_groups: int
     follows_policy = False
+    reads_media = False
     version: int | None = None
 
     def load(self) -> None:
         """Takes what is heavy; called once, before anything else."""
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
-        """The columns of rows with `needs`, by name; `group_ids [N]`."""
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
+        """The columns of rows with `needs`, by name; `group_ids [N]`, `features` by group id."""
         raise AssertionError(f"{type(self).__name__} makes no column")
 
     def adopt(self, manifest: WeightManifest) -> float:
@@ -96,7 +99,7 @@ class ColumnRole(Role):
     async def _serve(self) -> None:
         while True:
             self.activity = "waiting for rows"
-            lease = await self.claim(self.maker.needs, num_groups=self.maker.max_groups)
+            lease = await self.claim(self.maker.needs, num_groups=self.maker.max_groups, shared=self.maker.reads_media)
             self.activity = f"computing {len(lease.row_ids)} rows"
             try:
                 await self._compute(lease)
@@ -105,7 +108,7 @@ class ColumnRole(Role):
 
     async def _compute(self, lease: Lease) -> None:
         async with self._lock:
-            made = await asyncio.to_thread(self.maker.make, lease.columns, np.asarray(lease.group_ids, np.int64))
+            made = await asyncio.to_thread(self.maker.make, lease.columns, np.asarray(lease.group_ids, np.int64), lease.shared)
         await self.bus.write(lease.row_ids, made)
         await self.settle([lease])
         if metrics := self.maker.finish_step():

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from relax.roles.logprobs import to_rows
 from relax.roles.role import Role
 from relax.roles.rows import Rows, taught
 from relax.roles.topology import actor_claims
-from relax.train.backend import StepSums, TrainBatch, ValueBackend
+from relax.train.backend import NO_FEATURES, GroupFeatures, StepSums, TrainBatch, ValueBackend
 from relax.train.checkpoint import CheckpointStore
 from relax.types import Column
 
@@ -64,8 +65,10 @@ class Critic(ColumnMaker):
     def load(self) -> None:
         self._backend = self._make_critic(critic_config(self._config))
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
-        return {"values": self.backend.values(to_rows(columns, group_ids))}
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
+        return {"values": self.backend.values(to_rows(columns, group_ids, features))}
 
     def learn(self, batch: TrainBatch) -> StepSums:
         return self.backend.forward_backward(batch)
@@ -133,7 +136,7 @@ class CriticRole(Role):
         while True:
             self.activity = f"step {self.step}: waiting for rows"
             left = self._size - self._taken
-            lease = await self.claim(self._columns, num_groups=left, at_least=left if self._is_fixed else 1)
+            lease = await self.claim(self._columns, num_groups=left, at_least=left if self._is_fixed else 1, shared=True)
             self.activity = f"step {self.step}: computing {len(lease.row_ids)} rows"
             try:
                 await self._take(lease)
@@ -147,7 +150,7 @@ class CriticRole(Role):
         return super().status() | {"step": self.step}
 
     async def _take(self, lease: Lease) -> None:
-        rows = Rows(taught(lease.columns), np.asarray(lease.group_ids, np.int64))
+        rows = Rows(taught(lease.columns), np.asarray(lease.group_ids, np.int64), lease.shared)
         values = await asyncio.to_thread(self._value, rows)
         await self.bus.write(lease.row_ids, values)
         self._leases.append(lease)
@@ -164,14 +167,14 @@ class CriticRole(Role):
     # -- in threads ---------------------------------------------------------------------------------------------------
     def _value(self, rows: Rows) -> dict[str, Column]:
         with self._lock:
-            return self._maker.make(rows.columns, rows.group_ids)
+            return self._maker.make(rows.columns, rows.group_ids, rows.features)
 
     def _learn(self, rows: Rows) -> dict[str, float] | None:
         """The metrics of a step, if these rows complete one."""
         algorithm, longest = self.config.algorithm, self.config.rollout.max_new_tokens
         with self._lock:
             made = advantages(algorithm, rows.columns, group_ids=rows.group_ids, length_budget=longest)
-            learned = Rows(rows.columns | {"returns": made["returns"]}, rows.group_ids)
+            learned = replace(rows, columns=rows.columns | {"returns": made["returns"]})
             for part in learned.parts(self._part):
                 batch = part.to_batch()
                 self._sums.add(self._maker.learn(batch))

@@ -13,8 +13,9 @@ from relax.data.prompts import PromptSource, check_lengths, open_prompts
 from relax.data.render import Renderer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
-from relax.errors import EngineError, WaitTimeout
+from relax.errors import DataError, EngineError, WaitTimeout
 from relax.models.folder import read_model_folder
+from relax.models.preparer import Preparer
 from relax.rewards.pool import RewardPool
 from relax.types import Sample, Sampling
 
@@ -32,11 +33,18 @@ class Evaluation:
         self._renderer = Renderer(tokenizer, config.eval.data)
         self._rewards, self._engines = rewards, engines
         self._source: PromptSource | None = None
+        self._preparer: Preparer | None = None
 
     async def start(self) -> None:
         longest = self._eval.max_new_tokens or self._run.rollout.max_new_tokens
         room = longest_prompt(self._run, self._eval.data, longest)
         self._source = await asyncio.to_thread(open_checked, self._eval.data, self._run.run.seed, self._renderer, room)
+        self._preparer = Preparer(self._run.model, self._eval.data, self._renderer, spool=self._source.spool, max_tokens=room)
+        await self._preparer.start()
+
+    async def close(self) -> None:
+        if self._preparer is not None:
+            await self._preparer.close()
 
     async def follow(self, first_step: int) -> None:
         """Evaluates every `eval.every` steps, skipping what is overtaken meanwhile, and once more at the last step."""
@@ -84,23 +92,26 @@ class Evaluation:
 
     async def _answer(self, step: int, row: int, gate: asyncio.Semaphore) -> list[Sample] | None:
         assert self._source is not None
+        assert self._preparer is not None
         prompt = self._source.row(row)
         rollout = self._run.rollout
         sampling = Sampling(self._eval.max_new_tokens or rollout.max_new_tokens, self._eval.temperature, stop=rollout.stop)
         group = _EVAL_IDS + step * (1 << 24) + row
         async with gate:
             try:
+                ready = await self._preparer.prepare(prompt)
                 return await play_single_turn(
                     prompt=prompt,
                     group_id=group,
-                    prompt_ids=self._renderer.prompt_ids(prompt),
+                    prompt_ids=ready.ids,
+                    features=ready.features,
                     seeds=[row * 1009 + index for index in range(self._eval.samples_per_prompt)],
                     sampling=sampling,
                     generate=self._engines.generate,
                     score=self._rewards.score,
                     to_text=self._renderer.text,
                 )
-            except EngineError:
+            except (EngineError, DataError):
                 return None
 
 

@@ -15,22 +15,23 @@ from numpy.typing import NDArray
 from relax.config.run import RunConfig
 from relax.roles.columns import ColumnMaker
 from relax.roles.role import MakeBackend
-from relax.train.backend import TrainBackend, TrainBatch
+from relax.train.backend import NO_FEATURES, GroupFeatures, TrainBackend, TrainBatch
 from relax.train.reference import ReferenceFiles
 from relax.types import Column, Ragged, WeightManifest
 
 
-def to_rows(columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> TrainBatch:
+def to_rows(columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures) -> TrainBatch:
     """The rows as a forward pass reads them."""
     tokens, mask = columns["tokens"], columns["loss_mask"]
     assert isinstance(tokens, Ragged)
     assert isinstance(mask, Ragged)
-    return TrainBatch(tokens, mask, group_ids)
+    return TrainBatch(tokens, mask, group_ids, features=features)
 
 
 class _Logprobs(ColumnMaker):
     needs = ("tokens", "loss_mask")
     max_groups = 32
+    reads_media = True
 
 
 class PublishedPolicy(_Logprobs):
@@ -46,9 +47,11 @@ class PublishedPolicy(_Logprobs):
     def load(self) -> None:
         self._backend = self._make_backend(self._config)
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
         assert self._backend is not None
-        return {self.columns[0]: self._backend.logprobs(to_rows(columns, group_ids))}
+        return {self.columns[0]: self._backend.logprobs(to_rows(columns, group_ids, features))}
 
     def adopt(self, manifest: WeightManifest) -> float:
         assert self._backend is not None
@@ -82,9 +85,11 @@ class Reference(_Logprobs):
             self.version, weights = found
             self._backend.put_weights(weights)
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
         assert self._backend is not None
-        return {self.columns[0]: self._backend.logprobs(to_rows(columns, group_ids))}
+        return {self.columns[0]: self._backend.logprobs(to_rows(columns, group_ids, features))}
 
     def adopt(self, manifest: WeightManifest) -> float:
         assert self._backend is not None
@@ -106,8 +111,10 @@ class CurrentPolicy(_Logprobs):
     def __init__(self, backend: TrainBackend) -> None:
         self._backend = backend
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
-        return {"old_logprobs": self._backend.logprobs(to_rows(columns, group_ids))}
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
+        return {"old_logprobs": self._backend.logprobs(to_rows(columns, group_ids, features))}
 
 
 class SwappedReference(_Logprobs):
@@ -124,8 +131,10 @@ class SwappedReference(_Logprobs):
         self._weights = {name: tensor.clone() for name, tensor in self._backend.weights().items()}
         self._files.begin(self._weights)
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
-        return {"ref_logprobs": self._backend.logprobs(to_rows(columns, group_ids), self._weights)}
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
+        return {"ref_logprobs": self._backend.logprobs(to_rows(columns, group_ids, features), self._weights)}
 
     def resumed(self, version: int) -> None:
         found = self._files.back_to(version)

@@ -69,7 +69,15 @@ class Role:
         """Says something to a request to `/{role}/{page}`; what is wrong with a request is said as well, never raised."""
         return 404, {"error": f"no such page: GET /{self.name}/status"}
 
-    async def claim(self, columns: Sequence[str], *, num_groups: int, at_least: int = 1, step: int | None = None) -> Lease:
+    async def claim(
+        self,
+        columns: Sequence[str],
+        *,
+        num_groups: int,
+        at_least: int = 1,
+        step: int | None = None,
+        shared: bool = False,
+    ) -> Lease:
         """Groups that are ready for this role, as `TransferQueue.claim`; waits as long as it takes and says for what."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -84,6 +92,7 @@ class Role:
                         wait_s=_CLAIM_S,
                         step=step,
                         consumer=self.name,
+                        shared=shared,
                     )
                     break
                 except WaitTimeout as timeout:

@@ -1,6 +1,6 @@
 """The rollout role.
 
-    admit -> the ticket's prompt -> engines generate the group -> reward workers score it -> put_group
+    admit -> the ticket's prompt, its media decoded -> engines generate the group -> reward workers score it -> put_group
       waits for: a place within the staleness bound (training, weight sync), engines, reward workers, room in the queue
       unblocks:  advantages, reference, actor_fwd, actor
 
@@ -9,6 +9,7 @@ void when its group is done (the trainer went back meanwhile) is forgotten: its 
 """
 
 import asyncio
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
-from relax.errors import BusGone, EngineError, RoleError, StaleHandle, WaitTimeout
+from relax.errors import BusGone, DataError, EngineError, RoleError, StaleHandle, WaitTimeout
+from relax.models.preparer import Features, Preparer
 from relax.rewards.pool import RewardPool
 from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
@@ -64,6 +66,8 @@ class Rollout(Role):
         self._eval_rewards: RewardPool | None = None
         self._source: PromptSource | None = None
         self._renderer: Renderer | None = None
+        self._preparer: Preparer | None = None
+        self._next_prompt = 0  # after all that were asked for
         self._evaluation: Evaluation | None = None
 
     async def start(self) -> None:
@@ -72,6 +76,8 @@ class Rollout(Role):
         self._renderer = Renderer(tokenizer, config.data)
         room = longest_prompt(config, config.data, config.rollout.max_new_tokens)
         self._source = await asyncio.to_thread(open_checked, config.data, config.run.seed, self._renderer, room)
+        self._preparer = Preparer(config.model, config.data, self._renderer, spool=self._source.spool, max_tokens=room)
+        await self._preparer.start()
         self._rewards = RewardPool(config.reward, services=self._services)
         await self._rewards.start()
         if config.eval is not None:
@@ -86,6 +92,10 @@ class Rollout(Role):
         for rewards in (self._rewards, self._eval_rewards):
             if rewards is not None:
                 await rewards.close()
+        if self._evaluation is not None:
+            await self._evaluation.close()
+        if self._preparer is not None:
+            await self._preparer.close()
 
     def max_groups_in_flight(self) -> int:
         """Enough groups to fill every engine's slots while others are being scored."""
@@ -168,21 +178,24 @@ class Rollout(Role):
     async def _generate(self, ticket: Ticket) -> None:
         assert self._source is not None
         assert self._renderer is not None
+        assert self._preparer is not None
         assert self._rewards is not None
         rollout, issue = self.config.rollout, ticket.issue
         prompt = self._source.prompt(ticket.prompt)
         try:
+            ready = await self._preparer.prepare(prompt, self._following(ticket.prompt))
             samples = await play_single_turn(
                 prompt=prompt,
                 group_id=issue,
-                prompt_ids=self._renderer.prompt_ids(prompt),
+                prompt_ids=ready.ids,
+                features=ready.features,
                 seeds=sample_seeds(self.config.run.seed, ticket.prompt, rollout.group_size),
                 sampling=Sampling(rollout.max_new_tokens, rollout.temperature, stop=rollout.stop),
                 generate=self.engines.generate,
                 score=self._rewards.score,
                 to_text=self._renderer.text,
             )
-        except EngineError as error:
+        except (EngineError, DataError) as error:
             await self._failed(issue, f"prompt {prompt.key}: {error}")
             return
         for sample in samples:
@@ -202,17 +215,27 @@ class Rollout(Role):
             for sample in kept:
                 sample.loss_mask = newest_version_only(sample.loss_mask, sample.versions)
         await self._record(ticket, kept)
-        await self._put(issue, kept)
+        await self._put(issue, kept, ready.features)
         self.counts["groups"] += 1
         self.progress += 1
         if asyncio.get_running_loop().time() - self._reported >= _REPORT_S:
             await self._report()
 
-    async def _put(self, issue: int, samples: Sequence[Sample]) -> None:
+    def _following(self, number: int) -> list[Prompt]:
+        """The prompts that will be asked for next, as far as media are looked ahead for."""
+        assert self._source is not None
+        assert self._preparer is not None
+        self._next_prompt = max(self._next_prompt, number + 1)
+        found: list[Prompt] = []
+        with contextlib.suppress(DataError):  # a bad row is an error once its turn comes
+            found += (self._source.prompt(self._next_prompt + later) for later in range(self._preparer.look_ahead))
+        return found
+
+    async def _put(self, issue: int, samples: Sequence[Sample], features: Features) -> None:
         columns = to_columns(samples)
         while True:
             try:
-                await self.bus.put_group(issue, columns, wait_s=60.0)
+                await self.bus.put_group(issue, columns, wait_s=60.0, shared=features)
                 return
             except WaitTimeout:
                 self.activity = "waiting for room in the transfer queue"
@@ -258,7 +281,8 @@ class Rollout(Role):
 
     async def _report(self) -> None:
         self._reported = asyncio.get_running_loop().time()
-        await self.bus.emit({"kind": "rollout", "counts": dict(self.counts), "waited_s": self.waited_s})
+        counts = {**self.counts, **(self._preparer.totals if self._preparer is not None else {})}
+        await self.bus.emit({"kind": "rollout", "counts": counts, "waited_s": self.waited_s})
 
     def status(self) -> dict[str, Any]:
         return super().status() | {"counts": dict(self.counts)}

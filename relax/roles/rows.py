@@ -1,7 +1,7 @@
 """Claimed rows on their way into training: cut into parts, masked where too old, turned into a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax.bus.columns import slice_rows
-from relax.train.backend import TrainBatch
+from relax.train.backend import GroupFeatures, TrainBatch
 from relax.types import Column, Ragged
 
 _TO_BATCH = (
@@ -20,10 +20,11 @@ _TO_BATCH = (
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """N rows of whole groups, one group after the other; `group_ids [N]`."""
+    """N rows of whole groups, one group after the other; `group_ids [N]`, `features` of the media in groups' prompts."""
 
     columns: dict[str, Column]
     group_ids: NDArray[np.int64]
+    features: GroupFeatures = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.group_ids)
@@ -50,18 +51,18 @@ class Rows:
         cuts = [*starts[:-1:num_groups].tolist(), len(self)]
         for start, end in pairwise(cuts):
             columns = {name: slice_rows(column, start, end) for name, column in self.columns.items()}
-            yield Rows(columns, self.group_ids[start:end])
+            yield Rows(columns, self.group_ids[start:end], self.features)
 
     def masked_before(self, version: int) -> "Rows":
         """Without the tokens that were sampled under older policies than `version` in the loss."""
         mask = self.ragged("loss_mask")
         keep = token_versions(self.values("segments"), mask.offsets) >= version
-        return Rows(self.columns | {"loss_mask": Ragged(mask.values * keep, mask.offsets)}, self.group_ids)
+        return replace(self, columns=self.columns | {"loss_mask": Ragged(mask.values * keep, mask.offsets)})
 
     def to_batch(self) -> TrainBatch:
         """The rows as the back end reads them."""
         optional: dict[str, Any] = {name: self.ragged(name) for name in _TO_BATCH if name in self.columns}
-        return TrainBatch(self.ragged("tokens"), self.ragged("loss_mask"), self.group_ids, **optional)
+        return TrainBatch(self.ragged("tokens"), self.ragged("loss_mask"), self.group_ids, features=self.features, **optional)
 
 
 def untaught(columns: Mapping[str, Column]) -> NDArray[np.bool_] | None:

@@ -28,7 +28,7 @@ from relax.roles.columns import ColumnMaker
 from relax.roles.logprobs import to_rows
 from relax.roles.teacher_protocols import PROTOCOLS, Told, read_answer
 from relax.roles.topology import teacher_columns
-from relax.train.backend import TrainBatch
+from relax.train.backend import NO_FEATURES, GroupFeatures, TrainBatch
 from relax.types import Column, Ragged
 
 _Answer = TypeVar("_Answer")
@@ -75,9 +75,11 @@ class ServedTeacher(ColumnMaker):
                 f"tokens {tokens} of the policy: {self._in_words(error)}"
             ) from error
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
         """Raises `TeacherError` when `max_failed_in_a_row` rows got no answer."""
-        batch = to_rows(columns, group_ids)
+        batch = to_rows(columns, group_ids, features)
         told = self._run(self._ask_all([batch.tokens[row].tolist() for row in range(len(batch))]))
         if num_failed := told.count(None):
             log.warning("teacher: no answer about %d of %d samples: %s", num_failed, len(told), self._why)

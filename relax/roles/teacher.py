@@ -16,7 +16,7 @@ from relax.roles.columns import ColumnMaker
 from relax.roles.logprobs import to_rows
 from relax.roles.role import MakeBackend
 from relax.roles.topology import teacher_columns
-from relax.train.backend import TrainBackend
+from relax.train.backend import NO_FEATURES, GroupFeatures, TrainBackend
 from relax.types import Column, Ragged
 
 
@@ -25,6 +25,7 @@ class Teacher(ColumnMaker):
 
     needs = ("tokens", "loss_mask")
     max_groups = 32
+    reads_media = True
 
     def __init__(self, config: RunConfig, make_backend: MakeBackend) -> None:
         self.columns = teacher_columns(config.algorithm)
@@ -46,9 +47,11 @@ class Teacher(ColumnMaker):
                 )
         self._backend = self._make_backend(config.model_copy(update={"model": config.teacher.model}))
 
-    def make(self, columns: Mapping[str, Column], group_ids: NDArray[np.int64]) -> dict[str, Column]:
+    def make(
+        self, columns: Mapping[str, Column], group_ids: NDArray[np.int64], features: GroupFeatures = NO_FEATURES
+    ) -> dict[str, Column]:
         assert self._backend is not None
-        batch, algorithm = to_rows(columns, group_ids), self._config.algorithm
+        batch, algorithm = to_rows(columns, group_ids, features), self._config.algorithm
         if isinstance(algorithm, OPDFullConfig):
             ids, logprobs = self._backend.top_logprobs(batch, algorithm.top_k, self._num_ids)
             return {"teacher_top_ids": ids, "teacher_top_logprobs": _whole(logprobs)}

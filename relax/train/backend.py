@@ -4,12 +4,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax.types import Ragged, WeightManifest
+
+# By group id: what the model's processor made of the media in a group's prompt (see `models/processor.py`).
+GroupFeatures = Mapping[int, Mapping[str, NDArray[Any]]]
+NO_FEATURES: GroupFeatures = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +24,7 @@ class TrainBatch:
     `tokens` int32, `loss_mask` uint8; float32 `advantages`, `rollout_logprobs`, `old_logprobs`, `ref_logprobs`,
     `teacher_logprobs`; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 `[T, K]`: the teacher's most likely tokens at
     each place; `values` and `returns` float32 for a critic.
-    `group_ids [N]` int64: samples of a group share their prompt, which is computed once. `features`, by group id, are what the
-    model's processor made of the media in a group's prompt (see `models/processor.py`); other groups are of text.
+    `group_ids [N]` int64: samples of a group share their prompt, which is computed once. Groups without `features` are of text.
     """
 
     tokens: Ragged
@@ -35,7 +39,7 @@ class TrainBatch:
     teacher_top_logprobs: Ragged | None = None
     values: Ragged | None = None
     returns: Ragged | None = None
-    features: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+    features: GroupFeatures = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -27,7 +27,7 @@ class Doubled(ColumnMaker):
 
     columns, needs, max_groups = ("advantages",), ("tokens",), 3
 
-    def make(self, columns: Any, group_ids: NDArray[np.int64]) -> dict[str, Column]:
+    def make(self, columns: Any, group_ids: NDArray[np.int64], features: Any = None) -> dict[str, Column]:
         tokens = columns["tokens"]
         return {self.columns[0]: Ragged(tokens.values.astype(np.float32) * 2, tokens.offsets)}
 

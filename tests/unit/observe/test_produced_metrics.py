@@ -2,6 +2,7 @@
 
 from collections import Counter
 from fnmatch import fnmatchcase
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -9,7 +10,12 @@ import torch
 from relax.algorithms.objective import TrainedTokens, ValuedTokens
 from relax.algorithms.table import make_objective, make_value_loss
 from relax.config.algorithm import CISPOConfig, GRPOConfig, OPDFullConfig, PPOConfig
+from relax.config.data import GeneratorDataConfig
+from relax.config.media import MediaConfig
+from relax.config.model import ModelConfig
 from relax.control.step_row import StepRow
+from relax.data.render import Renderer
+from relax.models.preparer import Preparer
 from relax.observe.metrics import METRICS, describe
 from relax.roles.evaluation import summarise
 from relax.roles.genrm import TOTALS as GENRM_TOTALS
@@ -50,6 +56,13 @@ def objective_metrics():
     return sums
 
 
+def media_totals():
+    """Those of prompts with media."""
+    data = GeneratorDataConfig(path="a:b", media=MediaConfig())
+    renderer = Renderer(SimpleNamespace(chat_template="a"), data)
+    return Preparer(ModelConfig(path="a"), data, renderer, spool=None, max_tokens=9).totals
+
+
 def step_row():
     metrics = StepMetrics(3, version=3, started=0.0)
     mask = Ragged.pack([np.array([0, 1, 1], np.uint8), np.array([0, 1], np.uint8)])
@@ -67,7 +80,7 @@ def step_row():
     row.of_role({f"critic/{name}": value for name, value in OPTIMIZER.items()})
     row.of_role({"teacher/latency_s": 0.1})
     row.totals({"role": "genrm", "totals": dict.fromkeys(GENRM_TOTALS, 1.0)})
-    row.rollout({"counts": ROLLOUT_COUNTS, "waited_s": 1.0})
+    row.rollout({"counts": {**ROLLOUT_COUNTS, **media_totals()}, "waited_s": 1.0})
     return row.finish(metrics.finish(OPTIMIZER, now=2.0), now=2.0)
 
 

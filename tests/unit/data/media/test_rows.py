@@ -51,7 +51,8 @@ def names(prompt: Prompt) -> list[str]:
 
 def open_rows(folder: Path, *rows: dict[str, Any], config: MediaConfig | None = None, **changes: Any) -> PromptSource:
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    return open_prompts(FileDataConfig(path=str(folder / "rows.jsonl"), **changes), seed=0, media=config or MediaConfig())
+    data = FileDataConfig(path=str(folder / "rows.jsonl"), media=config or MediaConfig(), **changes)
+    return open_prompts(data, seed=0)
 
 
 # -- places --------------------------------------------------------------------------------------------------------------------
@@ -262,8 +263,10 @@ def test_whatever_a_column_holds_gives_media_inside_the_roots_or_a_bad_row(raw: 
 def test_images_inside_parquet_files_are_kept_out_of_memory_and_metadata(folder: Path) -> None:
     rows = [{"question": f"<image>{n}?", "image": {"bytes": PNG + bytes([n]), "path": None}, "raw": b"\xff"} for n in range(3)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
-    data = FileDataConfig(path=str(folder / "rows.parquet"), prompt_key="question", shuffle=False)
-    source = open_prompts(data, seed=0, media=MediaConfig(images="image"))
+    data = FileDataConfig(
+        path=str(folder / "rows.parquet"), prompt_key="question", shuffle=False, media=MediaConfig(images="image")
+    )
+    source = open_prompts(data, seed=0)
     assert source.spool is not None
     for number in range(3):
         prompt = source.row(number)

@@ -1,0 +1,119 @@
+"""Runs whose prompts show images: the same queue, roles and guarantees as for text, in every mode."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.timeout(700)  # a busy machine takes several times as long
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
+RunFile = Callable[..., Path]
+
+
+@pytest.fixture
+def media_run(tmp_path: Path, tiny_omni: Callable[[str], Path]) -> RunFile:
+    """Writes a run file about coloured squares for a tiny Qwen3-VL, and the squares beside it."""
+
+    def write(runtime: str = "inprocess", num_rows: int = 12) -> Path:
+        (tmp_path / "squares").mkdir()
+        rows = []
+        for number in range(num_rows):
+            name = list(COLOURS)[number % len(COLOURS)]
+            Image.new("RGB", (64 + 32 * (number % 3), 64), COLOURS[name]).save(tmp_path / "squares" / f"{number}.png")
+            rows.append({"prompt": "Look: <image> Which colour?", "answer": name, "images": f"squares/{number}.png"})
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (tmp_path / "early.py").write_text(
+            "def letters(prompt, response, answer, metadata):\n"
+            "    assert prompt[0]['content'][1] == {'type': 'image'}\n"
+            "    return sum('a' <= c <= 'm' for c in response) / max(1, len(response))\n"
+        )
+        path = tmp_path / "squares.toml"
+        path.write_text(
+            textwrap.dedent(
+                f"""
+                [run]
+                name = "squares"
+                dir = "{tmp_path}/runs"
+                runtime = "{runtime}"
+                [model]
+                path = "{tiny_omni("qwen3_vl")}"
+                [data]
+                path = "{tmp_path}/rows.jsonl"
+                type = "file"
+                media = {{ num_workers = 1 }}
+                [reward]
+                type = "function"
+                path = "early:letters"
+                num_workers = 1
+                [rollout]
+                group_size = 4
+                prompts_per_step = 4
+                max_new_tokens = 6
+                max_staleness = 0
+                [train]
+                num_steps = 4
+                lr = 1e-2
+                """
+            )
+        )
+        return path
+
+    return write
+
+
+def relax(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "relax.cli.main", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+
+
+def steps_of(tmp_path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (tmp_path / "runs/squares/metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_on_images_agrees_with_its_engine(media_run: RunFile, tmp_path: Path) -> None:
+    done = relax("train", media_run(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = steps_of(tmp_path)
+    assert len(rows) == 4
+    assert max(row["rollout_train_logprob_diff/max"] for row in rows) < 1e-4, "the trainer saw what the engine saw"
+    assert sum(row["media/prompts"] for row in rows) >= 16
+    assert sum(row["media/bytes"] for row in rows) > 0
+
+
+def test_rows_whose_images_are_damaged_are_counted(media_run: RunFile, tmp_path: Path) -> None:
+    path = media_run()
+    for number in (1, 5):
+        (tmp_path / f"squares/{number}.png").write_bytes(b"\x89PNG\r\n and nothing else")
+    done = relax("train", path, "train.num_steps=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sum(row["groups/failed"] for row in steps_of(tmp_path)) == 2, "each row was asked for once in the epoch"
+    warnings = (tmp_path / "runs/squares/events.jsonl").read_text()
+    assert "rows.jsonl:2" in warnings
+    assert "squares/5.png" in warnings
+
+
+def test_no_image_can_be_read(media_run: RunFile, tmp_path: Path) -> None:
+    path = media_run()
+    for file in (tmp_path / "squares").iterdir():
+        file.write_bytes(b"\x89PNG\r\n and nothing else")
+    done = relax("train", path, "rollout.max_failed_in_a_row=5", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "5 groups failed one after another" in done.stderr
+    assert "image, item 1 of 1" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_modes_learn_the_same_from_images(media_run: RunFile, tmp_path: Path) -> None:
+    path = media_run()
+    settings = ["algorithm.kl.coef=0.05", "algorithm.old_logprobs=recompute"]
+    done = relax("parity", path, "--steps", "6", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal, bit by bit") == 3
+    shutil.rmtree(tmp_path / "runs")
