@@ -64,6 +64,11 @@ def read_model_folder(model: ModelConfig) -> ModelFolder:
     )
 
 
+def longest_sequence(model: ModelConfig) -> int:
+    """Tokens that the model reads at most, as the run says or else as the folder says."""
+    return model.max_context or read_model_folder(model).context or 1 << 30
+
+
 def _json(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise ModelError(f"{path.parent} has no {path.name}: wanted a folder as save_pretrained writes it")

@@ -5,12 +5,16 @@ models there is what reads and writes, the thinker, without the parts that speak
 layout, as checkpoints have it, and Qwen2.5-Omni's by itself, since the whole one asks for its speakers' voices.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from relax.models.tiny import END, PAD, make_tokenizer
 
 Family = Literal["qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "qwen2_5_omni"]
+
+# What `model.build` of relax sft names, beside the sizes of `models/tiny.py`.
+FAMILIES: Mapping[str, Family] = {"tiny-vl": "qwen3_vl", "tiny-omni": "qwen3_omni"}
 
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",

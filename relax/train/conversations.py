@@ -5,11 +5,13 @@ chat messages       a list that ends with the assistant's turn, as it is
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from relax.config.data import DataConfig
+from relax.data.media.rows import MediaRows, Mismatch
 from relax.data.render import Message, Renderer
 from relax.data.rows import BadRow, RowReader, nearest, read_messages
 from relax.train.lessons import Learned, Lesson
@@ -30,27 +32,39 @@ class Conversations:
         max_tokens: int,
         loss_on: Literal["assistant", "last"] = "assistant",
         reward_key: str | None = None,
+        media: MediaRows | None = None,
     ) -> None:
         self._renderer, self._max_tokens, self._loss_on, self._reward_key = renderer, max_tokens, loss_on, reward_key
         self._prompt_key, self._answer_key = key_columns(data)
-        self._reader = RowReader(self._prompt_key, self._answer_key, data.chat_template)
+        self._media = media
+        self._reader = RowReader(self._prompt_key, self._answer_key, data.chat_template, media)
 
     def read(self, raw: Any, key: str) -> Lesson:
         """The one sequence of a row. Raises `BadRow` or `DataError`."""
-        ids, mask = self._render(raw, key)
+        prompt = self._conversation(raw, key)
+        ids, mask = self._render(prompt)
         check_length(ids, self._max_tokens)
         target = 0.0 if self._reward_key is None else read_number(raw, self._reward_key)
-        return (Learned(np.asarray(ids, np.int32), np.asarray(mask, np.uint8), target),)
+        shown = prompt if prompt.media else None
+        return (Learned(np.asarray(ids, np.int32), np.asarray(mask, np.uint8), target, shown),)
 
-    def _render(self, raw: Any, key: str) -> tuple[list[int], list[int]]:
-        if (messages := said_messages(raw, self._prompt_key)) is not None:
-            return self._renderer.render_chat(self._marked(messages), key)
+    def _conversation(self, raw: Any, key: str) -> Prompt:
+        """The whole of it as messages; or a plain text, of which the answer is the response."""
+        if (messages := said_messages(raw, self._prompt_key, with_media=self._media is not None)) is not None:
+            try:
+                said, media = self._media.read(raw, messages) if self._media is not None else (messages, [])
+            except Mismatch as why:
+                raise BadRow(str(why)) from why
+            return Prompt(key, messages=tuple(said), media=tuple(media))
         prompt = self._reader.read(raw, key)
         completion = self._completion(prompt)
+        return prompt if prompt.text is not None else replace(prompt, messages=(*prompt.messages, completion))
+
+    def _render(self, prompt: Prompt) -> tuple[list[int], list[int]]:
         if prompt.text is None:
-            return self._renderer.render_chat(self._marked([*prompt.messages, completion]), key)
+            return self._renderer.render_chat(self._marked(prompt.messages), prompt.key)
         tokenizer, before = self._renderer.tokenizer, self._renderer.prompt_ids(prompt)
-        said = [*tokenizer(completion["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        said = [*tokenizer(prompt.answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         return before + said, [0] * len(before) + [1] * len(said)
 
     def _marked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -80,12 +94,12 @@ def key_columns(data: DataConfig) -> tuple[str, str | None]:
     return ("prompt", "answer") if data.type == "reasoning_gym" else (data.prompt_key, data.answer_key)
 
 
-def said_messages(raw: Any, column: str) -> tuple[Message, ...] | None:
+def said_messages(raw: Any, column: str, *, with_media: bool = False) -> tuple[Message, ...] | None:
     """The chat messages in `column` if they end with the assistant's turn. Raises `BadRow` when they are not chat messages."""
     found = raw.get(column) if isinstance(raw, Mapping) else None
     if not isinstance(found, Sequence) or isinstance(found, str) or not found:
         return None
-    messages = read_messages(found, column)
+    messages = read_messages(found, column, with_media=with_media)
     return messages if messages[-1]["role"] == "assistant" else None
 
 

@@ -18,6 +18,8 @@ from relax.data.render import Renderer
 from relax.engines.local import LocalEngine
 from relax.envs.single_turn import play_single_turn
 from relax.errors import RewardError
+from relax.models.folder import longest_sequence
+from relax.models.preparer import Preparer
 from relax.rewards.pool import RewardPool
 from relax.train.backend import TrainBackend
 from relax.types import Sample, Sampling
@@ -35,6 +37,8 @@ class Exam:
         self._config, self._seed = config, run.run.seed
         self._renderer = Renderer(tokenizer, config.data)
         self._prompts = open_prompts(config.data, seed=run.run.seed)
+        room = longest_sequence(run.model) - config.max_new_tokens
+        self._preparer = Preparer(run.model, config.data, self._renderer, spool=self._prompts.spool, max_tokens=room)
         self._engine = LocalEngine(run.model, run.rollout.engine, name=_NAME)
         self._rewards = RewardPool(reward)
         self._bus = Core(QueueLimits(prompts_per_step=1, max_staleness=0, num_steps=1))
@@ -45,6 +49,7 @@ class Exam:
         """Mean reward of the back end's weights as they are now. Raises `RewardError` when no response could be scored."""
         if not self._is_started:
             await self._rewards.start()
+            await self._preparer.start()
             await self._bus.subscribe(_NAME)
             self._is_started = True
         await self._publisher.publish(self._publisher.snapshot(version, backend.weights(), backend.canary()))
@@ -64,11 +69,13 @@ class Exam:
 
     async def _answer(self, row: int) -> list[Sample]:
         prompt = self._prompts.row(row)
+        ready = await self._preparer.prepare(prompt)
         first = (self._seed * 1_000_003 + row) * self._config.samples_per_prompt
         return await play_single_turn(
             prompt=prompt,
             group_id=row,
-            prompt_ids=self._renderer.prompt_ids(prompt),
+            prompt_ids=ready.ids,
+            features=ready.features,
             seeds=[first + index for index in range(self._config.samples_per_prompt)],
             sampling=Sampling(self._config.max_new_tokens, self._config.temperature),
             generate=self._engine.generate,
@@ -79,6 +86,7 @@ class Exam:
     async def close(self) -> None:
         if self._is_started:
             await self._rewards.close()
+            await self._preparer.close()
         await self._engine.close()
         await self._publisher.close()
         await self._bus.close()

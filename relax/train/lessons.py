@@ -3,6 +3,7 @@
 row of a file, or made -> a task reads it: one sequence, or two that are compared -> a step's batch for the back end
 """
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,16 +17,23 @@ from relax.data.layouts import lay_out
 from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
 from relax.data.rows import BadRow
 from relax.errors import DataError
+from relax.models.preparer import Features, Preparer
 from relax.train.backend import TrainBatch
-from relax.types import IntArray, MaskArray, Ragged
+from relax.types import IntArray, MaskArray, Prompt, Ragged
 
 
 class Learned(NamedTuple):
-    """A sequence: ids `[T]` int32, mask `[T]` uint8 that is 1 on the tokens to learn, and what a scalar head learns there."""
+    """A sequence: ids `[T]` int32, mask `[T]` uint8 that is 1 on the tokens to learn, and what a scalar head learns there.
+
+    `shown`: the conversation with its media, where it has some; until they are decoded, `ids` has one place for each. Then
+    `features` are what the model's processor made of them.
+    """
 
     ids: IntArray
     mask: MaskArray
     target: float = 0.0
+    shown: Prompt | None = None
+    features: Features | None = None
 
 
 Lesson = tuple[Learned, ...]
@@ -83,7 +91,7 @@ class Lessons:
         return self.row(int(self._order[place]))
 
     def _read_file(self, data: FileDataConfig) -> None:
-        for place, key, raw in read_files(Path(data.path)):
+        for place, key, raw in read_files(Path(data.path), keep_bytes=data.media is not None):
             try:
                 if isinstance(raw, BadRow):
                     raise raw
@@ -108,10 +116,30 @@ def _maker(data: ReasoningGymDataConfig | GeneratorDataConfig) -> tuple[MakeRow,
     return generator_rows(data), f"data.path = {data.path!r}"
 
 
+async def decode(lessons: Sequence[Lesson], preparer: Preparer, following: Sequence[Lesson] = ()) -> list[Lesson]:
+    """Lessons with their media; those of the first that are `following` are begun. Raises `DataError`."""
+    rows = [row for lesson in lessons for row in lesson]
+    later = [row.shown for lesson in following for row in lesson if row.shown is not None]
+    last = max((number for number, row in enumerate(rows) if row.shown is not None), default=-1)
+    ready = await asyncio.gather(*(_decoded(row, preparer, later if n == last else ()) for n, row in enumerate(rows)))
+    given = iter(ready)
+    return [tuple(next(given) for _ in lesson) for lesson in lessons]
+
+
+async def _decoded(row: Learned, preparer: Preparer, following: Sequence[Prompt]) -> Learned:
+    if row.shown is None:
+        return row
+    ready = await preparer.prepare(row.shown, following)
+    ids, mask = ready.expand(row.ids.tolist(), row.mask.tolist())
+    return row._replace(ids=np.asarray(ids, np.int32), mask=np.asarray(mask, np.uint8), features=ready.features)
+
+
 def to_batch(lessons: Sequence[Lesson]) -> TrainBatch:
     """Lessons as the back end reads them; each is a group, whose common beginning is computed once. The targets stand in
     `returns`, at every token to learn."""
     rows = [learned for lesson in lessons for learned in lesson]
     tokens, mask = Ragged.pack([row.ids for row in rows]), Ragged.pack([row.mask for row in rows])
     returns = Ragged.pack([np.full(len(row.ids), row.target, np.float32) for row in rows])
-    return TrainBatch(tokens, mask, np.repeat(np.arange(len(lessons)), [len(lesson) for lesson in lessons]), returns=returns)
+    groups = np.repeat(np.arange(len(lessons)), [len(lesson) for lesson in lessons])
+    features = {int(group): row.features for group, row in zip(groups, rows, strict=True) if row.features}
+    return TrainBatch(tokens, mask, groups, returns=returns, features=features)

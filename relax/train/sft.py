@@ -10,7 +10,6 @@ data -> ids, mask, targets -> forward, backward, step -> ... -> now and then an 
 """
 
 import asyncio
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -27,14 +26,19 @@ from relax.config.rollout import LocalEngineConfig, RolloutConfig
 from relax.config.run import RunConfig, RunSection
 from relax.config.sft import CriticTaskConfig, RewardModelTaskConfig, SFTConfig
 from relax.config.train import TrainConfig
+from relax.data.media.source import Spool
+from relax.data.prompts import media_rows
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.errors import ConfigError
+from relax.models.folder import longest_sequence
+from relax.models.preparer import Preparer
 from relax.models.tiny import SIZES, build_tiny_model
+from relax.models.tiny_omni import FAMILIES, build_tiny_omni
 from relax.train.backend import TrainBackend
 from relax.train.conversations import Conversations
 from relax.train.held_out import HeldOut
-from relax.train.lessons import Lessons, ReadLesson, to_batch
+from relax.train.lessons import Lessons, ReadLesson, decode, to_batch
 from relax.train.preferences import Preferences, padding_id
 from relax.train.scalar_backend import ScalarBackend
 from relax.train.torch_backend import TorchBackend
@@ -91,7 +95,7 @@ def run_sft(config: SFTConfig, *, on_step: Callable[[SFTStep], None] | None = No
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         start, made = Path(name) / "start", Path(name) / "made"
         if config.model.build is not None:
-            build_tiny_model(start, seed=config.seed, **SIZES[config.model.build])
+            _build(config.model.build, start, config.seed)
         else:
             start = Path(str(config.model.path))
         with asyncio.Runner() as loop:
@@ -101,6 +105,13 @@ def run_sft(config: SFTConfig, *, on_step: Callable[[SFTStep], None] | None = No
             shutil.rmtree(out)
         made.rename(out)
     return SFTResult(out, step, score)
+
+
+def _build(name: str, folder: Path, seed: int) -> None:
+    if name in FAMILIES:
+        build_tiny_omni(folder, FAMILIES[name], seed=seed)
+    else:
+        build_tiny_model(folder, seed=seed, **SIZES[name])
 
 
 def as_run(config: SFTConfig, model: Path) -> RunConfig:
@@ -120,14 +131,15 @@ def as_run(config: SFTConfig, model: Path) -> RunConfig:
     )
 
 
-def make_reader(config: SFTConfig, data: DataConfig, tokenizer: Any, max_tokens: int) -> ReadLesson:
-    """What the task makes of a row of `data`."""
+def make_reader(config: SFTConfig, data: DataConfig, tokenizer: Any, max_tokens: int, spool: Spool | None = None) -> ReadLesson:
+    """What the task makes of a row of `data`. `spool`: for media whose bytes are in the rows."""
     task, renderer = config.task, Renderer(tokenizer, data)
     if isinstance(task, RewardModelTaskConfig):
         return Preferences(data, task, renderer, max_tokens=max_tokens).read
     if isinstance(task, CriticTaskConfig):
         return Conversations(data, renderer, max_tokens=max_tokens, reward_key=task.reward_key).read
-    return Conversations(data, renderer, max_tokens=max_tokens, loss_on=task.loss_on).read
+    media = media_rows(data, spool)
+    return Conversations(data, renderer, max_tokens=max_tokens, loss_on=task.loss_on, media=media).read
 
 
 def _make_backend(config: SFTConfig, run: RunConfig, tokenizer: Any) -> TorchBackend:
@@ -156,14 +168,19 @@ async def _train(
     config: SFTConfig, run: RunConfig, on_step: Callable[[SFTStep], None] | None
 ) -> tuple[TrainBackend, int, Score | None]:
     """The loop. Steps run in this thread: nothing else goes on meanwhile."""
-    tokenizer, max_tokens = load_tokenizer(run.model), _context(run.model)
-    lessons = Lessons(config.data, make_reader(config, config.data, tokenizer, max_tokens), seed=config.seed)
+    tokenizer, max_tokens = load_tokenizer(run.model), longest_sequence(run.model)
+    spool = Spool() if config.data.media is not None else None
+    lessons = Lessons(config.data, make_reader(config, config.data, tokenizer, max_tokens, spool), seed=config.seed)
+    preparer = Preparer(run.model, config.data, Renderer(tokenizer, config.data), spool=spool, max_tokens=max_tokens)
     backend = _make_backend(config, run, tokenizer)
     exam = _make_exam(config, run, tokenizer, max_tokens)
-    last, score = config.train.num_steps, None
+    last, size, score = config.train.num_steps, config.train.batch_size, None
     try:
+        await preparer.start()
+        following = lessons.batch(0, size)
         for step in range(1, last + 1):
-            sums = backend.forward_backward(to_batch(lessons.batch(step - 1, config.train.batch_size)))
+            batch, following = following, lessons.batch(step, size) if step < last else []
+            sums = backend.forward_backward(to_batch(await decode(batch, preparer, following)))
             finished = backend.finish_step()
             is_exam = exam is not None and config.eval is not None and (step == last or step % config.eval.every == 0)
             if exam is not None and is_exam:
@@ -173,6 +190,7 @@ async def _train(
             if is_exam and _is_passed(config, score):
                 break
     finally:
+        await preparer.close()
         if exam is not None:
             await exam.close()
     return backend, step, score
@@ -181,10 +199,3 @@ async def _train(
 def _is_passed(config: SFTConfig, score: Score | None) -> bool:
     stop_at = config.eval.stop_at if config.eval else None
     return score is not None and stop_at is not None and score.value >= stop_at
-
-
-def _context(model: ModelConfig) -> int:
-    """Longest sequence that the model was made for, in tokens."""
-    config = json.loads((Path(model.path) / "config.json").read_text("utf-8"))
-    longest = (config.get("text_config") or config).get("max_position_embeddings")
-    return model.max_context or int(longest or 1 << 30)

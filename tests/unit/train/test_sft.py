@@ -50,7 +50,7 @@ def write_rows(file: Path, *rows: Any) -> dict[str, Any]:
 def test_only_the_assistants_tokens_are_learned_end_of_turn_included(folder: Path, tmp_path: Path) -> None:
     config = make_config(folder, tmp_path / "out")
     found, tokenizer = conversations(config, folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids[mask == 0]).startswith("<|im_start|>user\n")
     learned = tokenizer.decode(ids[mask == 1])
     assert learned.endswith("<|im_end|>")
@@ -62,20 +62,20 @@ def test_every_turn_of_the_assistant_is_learned_from_chat_messages(folder: Path,
     turns = [("user", "hi"), ("assistant", "A"), ("user", "and?"), ("assistant", "B")]
     data = write_rows(tmp_path / "chat.jsonl", {"messages": [{"role": role, "content": text} for role, text in turns]})
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data | {"prompt_key": "messages"}), folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>B<|im_end|>"
 
 
 def test_layouts_of_open_data_sets_are_learned(folder: Path, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "choices.jsonl", {"prompt": "Which?", "choices": ["x", "y"], "answer": 1})
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data | {"layout": "choices"}), folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert "A. x\nB. y" in tokenizer.decode(ids[mask == 0])
     assert tokenizer.decode(ids[mask == 1]) == "B<|im_end|>"
     turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "A"}]
     data = write_rows(tmp_path / "talk.jsonl", {"prompt": turns}) | {"layout": "conversations"}
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data), folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>"
 
 
@@ -103,7 +103,7 @@ def test_the_task_or_the_message_says_which_turns_are_learned(
     )  # fmt: skip
     data = write_rows(tmp_path / "chat.jsonl", {"prompt": chat})
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data, task={"loss_on": loss_on}), folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids[mask == 1]) == learned
     plain = [{"role": message["role"], "content": message["content"]} for message in chat]
     assert ids.tolist() == tokenizer.apply_chat_template(plain, return_dict=False), "marks are not rendered"
@@ -117,7 +117,7 @@ def test_a_template_may_rewrite_turns_that_are_not_learned(folder: Path, tmp_pat
     tokenizer = load_tokenizer(as_run(config, folder).model)
     last = "message.content if loop.last else message.content.split('</think>')[-1]"
     tokenizer.chat_template = tokenizer.chat_template.replace("{{ message.content }}", "{{ " + last + " }}")
-    ((ids, mask, _),) = Lessons(config.data, make_reader(config, config.data, tokenizer, 512), seed=0).row(0)
+    ((ids, mask, *_),) = Lessons(config.data, make_reader(config, config.data, tokenizer, 512), seed=0).row(0)
     assert tokenizer.decode(ids[mask == 1]) == "<think>x</think>B<|im_end|>"
     assert "long" not in tokenizer.decode(ids)
     every = make_config(folder, tmp_path / "out", data=data)
@@ -130,7 +130,7 @@ def test_rows_of_other_tools_are_read_by_the_names_of_their_columns(folder: Path
     row = {"conversations": [{"from": speaker, "value": text} for speaker, text in turns]}
     data = write_rows(tmp_path / "chat.jsonl", row) | {"prompt_key": "conversations"}
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data), folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids).startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi")
     assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>B<|im_end|>"
 
@@ -138,7 +138,7 @@ def test_rows_of_other_tools_are_read_by_the_names_of_their_columns(folder: Path
 def test_plain_text_prompts_are_continued_without_a_template(folder: Path, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "plain.jsonl", {"prompt": "1+1", "answer": "=2"}) | {"chat_template": False}
     found, tokenizer = conversations(make_config(folder, tmp_path / "out", data=data), folder)
-    ((ids, mask, _),) = found.batch(0, 1)[0]
+    ((ids, mask, *_),) = found.batch(0, 1)[0]
     assert tokenizer.decode(ids) == "1+1=2<|im_end|>"
     assert tokenizer.decode(ids[mask == 1]) == "=2<|im_end|>"
 
@@ -200,7 +200,7 @@ def test_the_first_loss_is_that_of_transformers_own_forward_on_one_conversation_
     run_sft(config, on_step=steps.append)
     model = AutoModelForCausalLM.from_pretrained(folder)
     total, count = 0.0, 0
-    for ((ids, mask, _),) in conversations(config, folder)[0].batch(0, 4):
+    for ((ids, mask, *_),) in conversations(config, folder)[0].batch(0, 4):
         tokens = torch.from_numpy(ids.astype(np.int64))
         with torch.no_grad():
             logprobs = torch.log_softmax(model(tokens[None]).logits[0, :-1].double(), -1)
