@@ -30,6 +30,33 @@ def test_values_and_gradients(chunk, bias):
     assert torch.autograd.gradcheck(found, leaves)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+@pytest.mark.parametrize("bias", [True, False])
+def test_banned_tokens_have_no_probability_and_no_gradient(chunk, bias):
+    leaves, targets, rows = inputs(bias)
+    banned = torch.tensor([3, 20])
+    targets = torch.where(torch.isin(targets, banned), 4, targets)
+
+    def found(hidden, weight, bias=None):
+        options = {"temperature": 0.6, "chunk": chunk, "entropy_gradient": True, "banned": banned}
+        return token_logprobs(hidden, (weight, bias), targets, rows, **options)
+
+    logits = leaves[0] @ leaves[1].t() + (leaves[2] if bias else 0)
+    kept = [token for token in range(23) if token not in banned]
+    plain = torch.full_like(logits, -torch.inf).index_copy(1, torch.tensor(kept), (logits / 0.6)[:, kept].log_softmax(-1))[rows]
+    logprobs, entropy = found(*leaves)
+    torch.testing.assert_close(logprobs, plain.gather(1, targets[:, None])[:, 0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, -(plain[:, kept].exp() * plain[:, kept]).sum(-1), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(found, leaves)
+    (logprobs.sum() + entropy.sum()).backward()
+    assert not leaves[1].grad[banned].any()
+    with torch.no_grad():
+        head = (leaves[1], leaves[2] if bias else None)
+        ids, best = top_logprobs(leaves[0], head, 21, 23, temperature=0.6, chunk=chunk, banned=banned)
+    assert sorted(ids[0].tolist()) == kept
+    torch.testing.assert_close(best.exp().sum(-1), torch.ones(11, dtype=torch.float64))
+
+
 def test_chunks_give_the_same_gradient_in_float32():
     torch.manual_seed(0)
     grads = []
