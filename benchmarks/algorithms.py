@@ -4,7 +4,8 @@
                                     [--runtime inprocess] [--json algorithms.json] [--plot algorithms.png]
 
 Each case is a run of its own (`relax train`) from the same warm-started model, with a batch of 16 x 8 samples. Its line says
-the mean reward of the first and of the last fifth of its steps, and how many standard errors lie between. The teacher is the
+the mean reward of the first and of the last fifth of its steps, and how many standard errors lie between. All see the same
+sums in the same order, of which some are harder: `no learning` is what the model makes of them as it is. The teacher is the
 same model after the whole demo, made at the first call. What is done is kept in `--json`: a call goes on from there.
 """
 
@@ -22,7 +23,9 @@ import runs
 
 TEACHER = runs.ROOT / ".cache" / "models" / "arithmetic-teacher"
 TAUGHT = f"teacher.model.path={TEACHER}"
+CONTROL = "no learning"
 ALGORITHMS: dict[str, list[str]] = {
+    CONTROL: ["train.lr=1e-12"],
     "grpo": ["algorithm.type=grpo"],
     "grpo, no deviation": ["algorithm.type=grpo", "algorithm.normalize_std=false"],
     "dr_grpo": ["algorithm.type=dr_grpo"],
@@ -85,10 +88,11 @@ def ends(rewards: Sequence[float]) -> tuple[float, float, float]:
 
 def table(found: Mapping[str, Mapping[str, Sequence[float]]], modes: Sequence[str]) -> str:
     """A line for each algorithm, in Markdown."""
-    head = ["algorithm", *(f"{mode}, bound {MODES[mode]}" for mode in modes)]
+    head = ["algorithm", *map(_case, modes)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for algorithm, by_mode in found.items():
-        cells = [f"`{algorithm.split(', ')[0]}`" + "".join(f", {word}" for word in algorithm.split(", ")[1:])]
+        name, *more = algorithm.split(", ")
+        cells = [", ".join([name if algorithm == CONTROL else f"`{name}`", *more])]
         for mode in modes:
             begin, end, errors = ends(by_mode[mode]) if mode in by_mode else (math.nan,) * 3
             cells.append(f"{begin:.2f} to {end:.2f} ({errors:+.0f})")
@@ -101,15 +105,17 @@ def plot(found: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = 6
+    columns, control = 6, found.get(CONTROL, {})
+    found = {algorithm: by_mode for algorithm, by_mode in found.items() if algorithm != CONTROL}
     lines = math.ceil(len(found) / columns)
     figure = Figure(figsize=(11, 1.7 * lines + 0.4), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (algorithm, by_mode) in zip(grid.flat, found.items(), strict=False):
+        for rewards in control.values():
+            axes.plot(range(1, len(rewards) + 1), _smooth(rewards), color="#b8bfc8", lw=1, ls=":", label=CONTROL)
         for mode, rewards in by_mode.items():
-            smooth = [statistics.fmean(rewards[max(0, i - 4) : i + 1]) for i in range(len(rewards))]
-            axes.plot(range(1, len(smooth) + 1), smooth, color=COLORS[mode], lw=1.3, label=f"{mode}, bound {MODES[mode]}")
+            axes.plot(range(1, len(rewards) + 1), _smooth(rewards), color=COLORS[mode], lw=1.3, label=_case(mode))
         axes.set_title(algorithm, fontsize=8)
         axes.tick_params(labelsize=7)
         axes.grid(color="#e4e7eb")
@@ -118,9 +124,18 @@ def plot(found: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None
         axes.set_visible(False)
     figure.supxlabel("step", fontsize=8)
     figure.supylabel("mean reward", fontsize=8)
-    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    shown = {label: line for line, label in zip(*grid.flat[0].get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _case(mode: str) -> str:
+    return f"{mode}, bound {MODES[mode]}"
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    return [statistics.fmean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
 
 
 def main() -> None:
@@ -150,7 +165,7 @@ def main() -> None:
     if args.plot:
         plot(shown, args.plot)
     print(table(shown, args.modes))
-    fallen = [f"{a}, {m}" for a, by_mode in shown.items() for m in args.modes if ends(by_mode[m])[1] <= ends(by_mode[m])[0]]
+    fallen = [f"{a}, {m}" for a in shown if a != CONTROL for m in args.modes if ends(shown[a][m])[1] <= ends(shown[a][m])[0]]
     sys.exit(f"ended with no higher reward: {'; '.join(fallen)}" if fallen else 0)
 
 
