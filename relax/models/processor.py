@@ -146,13 +146,23 @@ class OmniProcessor:
             mask = out["feature_attention_mask"].bool()
             features["input_features"] = out["input_features"].transpose(1, 2)[mask].numpy()
             features["audio_lengths"] = mask.sum(-1).numpy()
-        if any(
-            name in out for name in ("video_second_per_grid", "second_per_grid_ts")
-        ):  # the processor takes one frame rate for all videos of a prompt
+            self._check_whole([medium for medium in media if isinstance(medium, Audio)], features["audio_lengths"])
+        # Which the processor computes from one frame rate for all videos of a prompt.
+        if "video_second_per_grid" in out or "second_per_grid_ts" in out:
             patch = self._processor.video_processor.temporal_patch_size
             rates = [medium.fps for medium in media if isinstance(medium, Video)]
             features["video_second_per_grid"] = np.asarray([patch / rate for rate in rates], np.float32)
         return features
+
+    def _check_whole(self, sounds: Sequence[Audio], lengths: NDArray[np.int64]) -> None:
+        """Some feature extractors cut what is longer than they were made for, and say nothing."""
+        hop = self._processor.feature_extractor.hop_length
+        for sound, length in zip(sounds, lengths.tolist(), strict=True):
+            if len(sound.samples) >= (length + 1) * hop:
+                whole, heard = (samples / sound.sampling_rate for samples in (len(sound.samples), length * hop))
+                raise DataError(
+                    f"a sound lasts {whole:.1f} s, of which the model's processor takes {heard:.1f} s: give shorter ones"
+                )
 
     def _counts(self, features: Mapping[str, Any], kinds: Sequence[Kind], ids: NDArray[np.int64]) -> list[int]:
         """How many media ids each medium has; a sound has as many as follow one another, as sounds lie between marks."""
@@ -161,9 +171,12 @@ class OmniProcessor:
             if kind in _GRIDS and _GRIDS[kind] in features:
                 merge = getattr(self._processor, f"{kind}_processor").merge_size ** 2
                 by_kind[kind] = iter((features[_GRIDS[kind]].prod(-1) // merge).tolist())
-            elif kind in self.token_ids:
+            elif kind in kinds:
                 edges = np.diff((ids == self.token_ids[kind]).astype(np.int8), prepend=0, append=0)
-                by_kind[kind] = iter((np.flatnonzero(edges < 0) - np.flatnonzero(edges > 0)).tolist())
+                runs = (np.flatnonzero(edges < 0) - np.flatnonzero(edges > 0)).tolist()
+                if len(runs) != kinds.count(kind):
+                    raise DataError(f"of {kinds.count(kind)} sounds the model hears {len(runs)}: the others are too short")
+                by_kind[kind] = iter(runs)
         return [next(by_kind[kind], 0) for kind in kinds]
 
 

@@ -121,6 +121,19 @@ def test_a_sound_at_another_rate_is_refused(processors) -> None:
         processor.prepare(processor.render(messages(sound())), [Audio(sound().samples, 8000)])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ((sound(31.0), "?"), "a sound lasts 31.0 s, of which the model's processor takes 30.0 s"),
+        ((sound(0.02), "or", sound(0.5)), "of 2 sounds the model hears 1: the others are too short"),
+    ],
+)
+def test_a_sound_that_would_be_cut_or_not_be_heard_is_refused(processors, content, message) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        prepare(processors("qwen2_5_omni"), *content)
+
+
 def test_a_folder_that_only_reads_is_refused(tiny_model) -> None:
     with pytest.raises(ModelError, match="processor"):
         OmniProcessor(tiny_model)
