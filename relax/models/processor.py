@@ -22,6 +22,8 @@ from relax.errors import DataError, ModelError
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
+# Said, since else it is guessed: an image of 3 rows would be taken for one of 3 channels.
+_CHANNELS = {"input_data_format": "channels_last"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 _FEATURES = (
     "pixel_values",
@@ -123,15 +125,17 @@ class OmniProcessor:
     def _arguments(self, media: Sequence[Decoded]) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         if images := [medium.pixels for medium in media if isinstance(medium, Image)]:
-            arguments["images"] = images
+            arguments |= {"images": images, "images_kwargs": _CHANNELS}
         if sounds := [medium for medium in media if isinstance(medium, Audio)]:
             self._check_rates(sounds)
             arguments["audio"] = [sound.samples for sound in sounds]
         if videos := [medium for medium in media if isinstance(medium, Video)]:
             if any(video.audio is not None for video in videos):
                 raise DataError("a video has its sound beside it, and models are given frames alone: set video.audio = false")
-            arguments["videos"] = [video.frames for video in videos]
-            arguments["videos_kwargs"] = {"do_sample_frames": False, "video_metadata": [_metadata(video) for video in videos]}
+            least = self._processor.video_processor.temporal_patch_size
+            arguments["videos"] = [_frames(video, least) for video in videos]
+            metadata = [_metadata(video, least) for video in videos]
+            arguments["videos_kwargs"] = {"do_sample_frames": False, "video_metadata": metadata, **_CHANNELS}
         return arguments
 
     def _check_rates(self, sounds: Sequence[Audio]) -> None:
@@ -208,14 +212,20 @@ def _require(agrees: bool) -> None:
         raise ModelError("the processor's token ids are not those of the text with its places expanded")
 
 
-def _metadata(video: Video) -> dict[str, Any]:
+def _frames(video: Video, least: int) -> NDArray[np.uint8]:
+    """A video's frames, the last one again where there are fewer than a patch in time takes, as all processors fill them up."""
+    missing = max(0, least - len(video.frames))
+    return np.concatenate((video.frames, video.frames[-1:].repeat(missing, 0))) if missing else video.frames
+
+
+def _metadata(video: Video, least: int) -> dict[str, Any]:
     """What a processor is told of frames that were chosen already: frame `k` stands at `k / fps` seconds."""
     frames, height, width, _ = video.frames.shape
     return {
-        "total_num_frames": frames,
+        "total_num_frames": max(frames, least),
         "fps": video.fps,
         "duration": frames / video.fps,
-        "frames_indices": list(range(frames)),
+        "frames_indices": [*range(frames), *[frames - 1] * (least - frames)],
         "height": height,
         "width": width,
     }

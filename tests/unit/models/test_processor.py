@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from omni_prompts import image, messages, prepare, sound, video
+from PIL import Image as Pillow
 
 from relax.data.media.decoded import Audio, Image, Video
 from relax.errors import DataError, ModelError
@@ -84,6 +85,24 @@ def test_frames_stand_at_their_times(processors) -> None:
     times = [float(t) for t in re.findall(r"<([\d.]+) seconds>", processors("qwen3_vl").tokenizer.decode(prompt.ids))]
     assert np.allclose(times, [0.25, 1.25, 2.25], atol=0.06)  # the middle of each pair of frames, to a tenth of a second
     assert all(b - a == pytest.approx(1.0, abs=0.11) for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("height", [1, 3])
+def test_rows_of_an_image_are_not_taken_for_channels(processors, height) -> None:
+    low = image(height, 64)
+    found = prepare(processors("qwen3_vl"), low, "?")
+    text = processors("qwen3_vl").render(messages(low, "?"))
+    own = processors("qwen3_vl")._processor(text=[text], images=[Pillow.fromarray(low.pixels)], return_tensors="np")
+    assert found.ids.tolist() == own["input_ids"][0].tolist()
+    assert np.array_equal(found.features["pixel_values"], own["pixel_values"])
+
+
+def test_a_video_of_one_frame_is_that_frame_standing_still(processors) -> None:
+    still = video(1, 2.0)
+    twice = Video(still.frames.repeat(2, 0), np.zeros(2), 2.0)
+    found, wanted = prepare(processors("qwen3_vl"), still, "?"), prepare(processors("qwen3_vl"), twice, "?")
+    assert np.array_equal(found.features["pixel_values_videos"], wanted.features["pixel_values_videos"])
+    assert "<0.0 seconds>" in processors("qwen3_vl").tokenizer.decode(found.ids)
 
 
 def test_each_video_has_its_own_seconds_per_grid(processors) -> None:
