@@ -30,11 +30,14 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, ask_teacher: bool 
         config = load_config(path, overrides)
     except RelaxError as failure:
         return gather(str(path), [error(str(path), _other_kind(Path(path)) or str(failure))])
-    return check_config(config, str(path), ask_teacher=ask_teacher)
+    return check_config(config, str(path), ask_teacher=ask_teacher, decode=True)
 
 
-def check_config(config: RunConfig, source: str | None = None, *, ask_teacher: bool = False) -> CheckReport:
-    """The same for a configuration that is loaded already; `source` names it in the report."""
+def check_config(
+    config: RunConfig, source: str | None = None, *, ask_teacher: bool = False, decode: bool = False
+) -> CheckReport:
+    """The same for a configuration that is loaded already; `source` names it in the report. `decode`: the media of a few rows
+    are, which takes as long as it takes to import transformers."""
     model: ModelFolder | None = None
     model_findings: list[Finding] = []
     try:
@@ -47,8 +50,8 @@ def check_config(config: RunConfig, source: str | None = None, *, ask_teacher: b
         setting_findings(config),
         model_findings,
         other_model_findings(config, model, ask_teacher=ask_teacher),
-        data_findings(config, config.data, "data", model),
-        data_findings(config, config.eval.data, "eval.data", model) if config.eval else (),
+        data_findings(config, config.data, "data", model, decode=decode),
+        data_findings(config, config.eval.data, "eval.data", model, decode=decode) if config.eval else (),
         reward_findings(config),
         judge_findings(config),
         _run_folder(config),

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from relax.cli.check_media import media_findings
 from relax.cli.findings import Finding, error, ok, warning
 from relax.config import RunConfig
 from relax.config.data import DataConfig
@@ -16,8 +18,11 @@ _FILE_ROWS_TRIED = 10_000
 _REWARD_START_S = 60.0
 
 
-def data_findings(config: RunConfig, data: DataConfig, key: str, model: ModelFolder | None) -> Iterator[Finding]:
-    """On one source of prompts; `key` is `data` or `eval.data`. Without a model, lengths are left out."""
+def data_findings(
+    config: RunConfig, data: DataConfig, key: str, model: ModelFolder | None, *, decode: bool = False
+) -> Iterator[Finding]:
+    """On one source of prompts; `key` is `data` or `eval.data`. Without a model, lengths are left out. `decode`: the media of
+    a few rows are."""
     # here, since the readers may load parquet and generator libraries, which the other checks do without
     from relax.data.prompts import open_prompts
 
@@ -35,6 +40,7 @@ def data_findings(config: RunConfig, data: DataConfig, key: str, model: ModelFol
     yield from _unscorable(config, key, rows)
     if model is not None:
         yield from _lengths(config, data, key, model, rows)
+        yield from media_findings(config, data, key, model, source, rows, decode=decode)
     yield from _size(config, data, key, size)
 
 
@@ -96,7 +102,13 @@ def _lengths(config: RunConfig, data: DataConfig, key: str, model: ModelFolder, 
 
 
 def _content(row: Prompt) -> str:
-    return row.text or " ".join(str(message.get("content") or "") for message in row.messages)
+    return row.text or " ".join(_said(message.get("content")) for message in row.messages)
+
+
+def _said(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return str(content or "")
 
 
 def reward_findings(config: RunConfig) -> Iterator[Finding]:

@@ -84,6 +84,10 @@ def _data(config: RunConfig) -> Rows:
         f"shuffled by run.seed = {config.run.seed}, another order each epoch" if config.data.shuffle else "in the given order"
     )
     yield "data", f"{_source(config.data)}, {order}"
+    if (media := config.data.media) is not None:
+        columns = ", ".join(f"{kind}s in {column!r}" for kind, column in media.columns.items())
+        workers = f"{media.num_workers} process(es) decode them, up to {media.look_ahead} prompts ahead of need"
+        yield "media", f"{columns}; {workers}"
     yield (
         "reward",
         f"{config.reward.type}: {config.reward.num_workers} worker(s), killed after {config.reward.time_limit_s:g} s a call",

@@ -17,7 +17,10 @@ _LONGEST_HEADER_BYTES = 100 << 20  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What stands in `config.json`, the headers of the weights and the tokenizer's files. Sizes are 0 where not given."""
+    """What stands in `config.json`, the headers of the weights and the tokenizer's files. Sizes are 0 where not given.
+
+    `media`: the kinds that the model reads beside text.
+    """
 
     path: Path
     tokenizer_path: Path
@@ -30,6 +33,7 @@ class ModelFolder:
     context: int
     layer_types: tuple[str, ...]
     has_chat_template: bool
+    media: tuple[str, ...] = ()
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -61,12 +65,18 @@ def read_model_folder(model: ModelConfig) -> ModelFolder:
         has_chat_template=_has_chat_template(
             Path(model.tokenizer_path or path), "tokenizer" if model.tokenizer_path else "model"
         ),
+        media=_media(config.get("thinker_config") or config),
     )
 
 
 def longest_sequence(model: ModelConfig) -> int:
     """Tokens that the model reads at most, as the run says or else as the folder says."""
     return model.max_context or read_model_folder(model).context or 1 << 30
+
+
+def _media(config: Mapping[str, Any]) -> tuple[str, ...]:
+    seen = ("image", "video") if config.get("vision_config") else ()
+    return (*seen, "audio") if config.get("audio_config") else seen
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -41,6 +41,14 @@ class ReadyPrompt:
     runs: tuple[NDArray[np.int32], ...] = ()
     media_ids: frozenset[int] = frozenset()
 
+    @staticmethod
+    def of(arrays: Features) -> "ReadyPrompt":
+        """What a media worker has made (`load_reader`)."""
+        features = dict(arrays)
+        ids, runs, media_ids = features.pop(_IDS), features.pop(_RUNS), features.pop(_MEDIA_IDS)
+        spans = tuple(ids[start : start + length] for start, length in runs.tolist())
+        return ReadyPrompt(ids.tolist(), features, spans, frozenset(media_ids.tolist()))
+
     def expand(self, ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], list[int]]:
         """The same media in other ids `[Q]`, which have one place for each, and their loss mask, 0 on media.
 
@@ -69,15 +77,7 @@ class Preparer:
         self._renderer, self._max_tokens = renderer, max_tokens
         self.look_ahead = data.media.look_ahead if data.media is not None else 0
         self.waited_s = 0.0
-        self._pool: MediaPool | None = None
-        if data.media is not None:
-            options = {
-                "folder": model.tokenizer_path or model.path,
-                "trust_remote_code": model.trust_remote_code,
-                "system_prompt": data.system_prompt,
-                "template_options": data.template_options,
-            }
-            self._pool = MediaPool(data.media, spool=spool, processor=f"{__name__}:load_reader", options=options)
+        self._pool = open_pool(model, data, spool)
 
     async def start(self) -> None:
         """Starts the workers, if rows have media. Raises `ConfigError` when packages or the model's processor are missing."""
@@ -113,14 +113,25 @@ class Preparer:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            arrays = dict((await self._pool.prepare(prompt)).features)
+            ready = ReadyPrompt.of((await self._pool.prepare(prompt)).features)
         finally:
             self.waited_s += loop.time() - started
-        ids, runs, media_ids = arrays.pop(_IDS), arrays.pop(_RUNS), arrays.pop(_MEDIA_IDS)
-        if len(ids) > self._max_tokens:
-            raise DataError(f"{prompt.key}: with its media the prompt has {len(ids)} tokens, and {self._max_tokens} fit")
-        spans = tuple(ids[start : start + length] for start, length in runs.tolist())
-        return ReadyPrompt(ids.tolist(), arrays, spans, frozenset(media_ids.tolist()))
+        if len(ready.ids) > self._max_tokens:
+            raise DataError(f"{prompt.key}: with its media the prompt has {len(ready.ids)} tokens, and {self._max_tokens} fit")
+        return ready
+
+
+def open_pool(model: ModelConfig, data: DataSection, spool: Spool | None) -> MediaPool | None:
+    """Workers, not yet started, of which each gives what `load_reader` makes of a prompt; none where rows are of text."""
+    if data.media is None:
+        return None
+    options = {
+        "folder": model.tokenizer_path or model.path,
+        "trust_remote_code": model.trust_remote_code,
+        "system_prompt": data.system_prompt,
+        "template_options": data.template_options,
+    }
+    return MediaPool(data.media, spool=spool, processor=f"{__name__}:load_reader", options=options)
 
 
 def load_reader(

@@ -158,7 +158,8 @@ class RewardPool:
     async def _score_leaf(self, reward: int, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """What leaf `reward` of the tree gives."""
         shown = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
-        context = Context(shown, prompt.answer, dict(prompt.metadata))
+        media = [{"kind": item.kind, "source": item.source} for item in prompt.media]
+        context = Context(shown, prompt.answer, ({"media": media} if media else {}) | dict(prompt.metadata))
         try:
             pack(context)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:

@@ -5,6 +5,7 @@ Its answers are those of transformers' own class on the conversation, rendered b
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +69,8 @@ class RewardScorer:
         if isinstance(prompt, str):
             ids = self._renderer.whole_ids(prompt + response)
         else:
-            ids = self._renderer.whole_ids([*prompt, {"role": "assistant", "content": response}])
+            shown = [{**message, "content": _text_of(message["content"])} for message in prompt]
+            ids = self._renderer.whole_ids([*shown, {"role": "assistant", "content": response}])
         if not ids:
             raise DataError("prompt and response are empty")
         if len(ids) > self._context:
@@ -90,3 +92,8 @@ class RewardScorer:
             last = hidden[torch.from_numpy(micro.sources).to(self._device)]
             found[micro.rows] = head(last.to(head.weight.dtype)).float().cpu().numpy()
         return found
+
+
+def _text_of(content: Any) -> Any:
+    """What a model of text reads of a message with media: the text between them."""
+    return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content

@@ -1,0 +1,38 @@
+"""`relax check` on rows with media: how many there are, and whether the model reads them."""
+
+import json
+
+import pytest
+
+from relax.cli.check import check_config
+from relax.cli.explain import explain
+from relax.cli.findings import Level, ok
+from relax.config import load_config
+
+
+@pytest.fixture
+def with_images(small_run, monkeypatch, tmp_path):
+    """Overrides that give the run three rows, of which two have an image."""
+    monkeypatch.setattr("relax.cli.check.reward_findings", lambda *_: [ok("reward", "was not tried")])
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    rows = [{"prompt": "What?", "answer": "a", "images": images} for images in ("a.png", ["a.png", "a.png"], None)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return [f"data.path={tmp_path}/rows.jsonl", "data.answer_key=answer", "data.media.num_workers=1"]
+
+
+def said(report, level):
+    return [finding.text for finding in report.findings if finding.about == "data.media" and finding.level is level]
+
+
+def test_a_model_of_text_reads_no_images(small_run, with_images):
+    (fault,) = said(check_config(load_config(small_run, with_images)), Level.ERROR)
+    assert fault.startswith("the rows have images, and ")
+    assert fault.endswith("reads text")
+
+
+def test_media_are_counted(small_run, with_images, fake_model):
+    fake_model(vision_config={"depth": 1})
+    config = load_config(small_run, with_images)
+    assert said(check_config(config), Level.OK) == ["3 images in 3 rows"]
+    assert "images in 'images'" in explain(config)
+    assert "1 process(es) decode them" in explain(config)
