@@ -93,18 +93,16 @@ def test_a_killed_controller_leaves_nothing_and_the_resumed_run_closes_its_ledge
 
 def test_a_silent_role_is_replaced_and_the_second_ctrl_c_ends_every_process_at_once(run_file: RunFile, tmp_path: Path) -> None:
     path, run_dir = run_file("ray"), tmp_path / "runs" / "letters"
-    with training(path, *SETTINGS, "services.answer_timeout_s=4", cwd=tmp_path) as process:
+    with training(path, *SETTINGS, "services.answer_timeout_s=6", cwd=tmp_path) as process:
         wait_for_step(run_dir, 2, process)
         os.kill(member(process, f"{REPLICA}advantages").pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 60
-        while not events(run_dir, "recovery"):
+        deadline = time.monotonic() + 120
+        while not (found := [event for event in events(run_dir, "recovery") if event["role"] == "advantages"]):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.1)
+        assert "services.answer_timeout_s = 6" in found[0]["cause"]
         wait_for_step(run_dir, len(rows(run_dir)) + 2, process)
-        (recovery,) = events(run_dir, "recovery")
-        assert recovery["role"] == "advantages"
-        assert "services.answer_timeout_s = 4" in recovery["cause"]
         members = family(process.pid)
         # a role that does not answer cannot be stopped in order, so the first Ctrl-C alone would take its time
         os.kill(member(process, f"{REPLICA}actor").pid, signal.SIGSTOP)
@@ -115,7 +113,7 @@ def test_a_silent_role_is_replaced_and_the_second_ctrl_c_ends_every_process_at_o
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=10)
         assert process.returncode == 130
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 6, "in order, it would have waited 8 s for the actor to stop"
         assert_all_gone(members)
 
 

@@ -122,13 +122,13 @@ def test_a_run_joins_a_cluster_and_leaves_it_running(
         address = (tmp_path / "address").read_text()
         with training(run_file("ray"), f"run.ray_address={address}", cwd=tmp_path) as process:
             out, _ = process.communicate(timeout=90)
-            assert process.returncode == 1, out
+            assert process.returncode == 2, out
             assert "RAY_AUTH_MODE=token" in out
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        with training(run_file("ray"), f"run.ray_address={address}", "--overwrite", cwd=tmp_path) as process:
+        with training(run_file("ray", "joined"), f"run.ray_address={address}", cwd=tmp_path) as process:
             out, _ = process.communicate(timeout=150)
             assert process.returncode == 0, out
-        assert len(rows(tmp_path / "runs" / "letters")) == 6
+        assert len(rows(tmp_path / "runs" / "joined")) == 6
         assert cluster.poll() is None, "the cluster is not ours to stop"
         with training(
             run_file("ray", "again"), f"run.ray_address={address}", "train.num_steps=100000", cwd=tmp_path

@@ -102,7 +102,8 @@ class SimActor(Role):
     def __init__(self, run: "Run", client: Client, step: int, life: int) -> None:
         super().__init__("actor", cast(Any, None), cast(Any, client))
         self._run, self._client, self._step, self._life = run, client, step, life
-        self._publication: asyncio.Task[None] | None = None
+        self._publication: asyncio.Task[None] | None = None  # the last one
+        self._publications: set[asyncio.Task[None]] = set()  # those under way
         self._newest = -1  # version of the last publication
 
     @property
@@ -119,10 +120,10 @@ class SimActor(Role):
                     await self._client.snapshot(str(self._run.snapshot_path))
             assert self._publication is not None
             await self._publication
-        finally:
-            if self._publication is not None:
-                self._publication.cancel()
-                await asyncio.gather(self._publication, return_exceptions=True)
+        finally:  # each by itself: one that does not wait for the one before yet would leave it alive
+            for publication in (under_way := list(self._publications)):
+                publication.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _one_step(self) -> None:
         run, scenario = self._run, self._run.scenario
@@ -171,7 +172,9 @@ class SimActor(Role):
             if not (late and version < self._newest):
                 await self._client.announce(manifest)
 
-        self._publication = asyncio.get_running_loop().create_task(send())
+        self._publication = asyncio.get_running_loop().create_task(send(), name=f"publication of {version}")
+        self._publications.add(self._publication)
+        self._publication.add_done_callback(self._publications.discard)
 
 
 def to_columns(samples: Sequence[Partial]) -> dict[str, Column]:

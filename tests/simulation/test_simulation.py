@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from simulation import virtual_time
+from simulation.roles import SimActor
 from simulation.run import Run, simulate
 from simulation.scenario import FAULTS, Scenario, draw
 
@@ -88,6 +89,22 @@ def test_mask_trains_the_young_tokens_of_what_takes_long(tmp_path: Path) -> None
     run = simulate(_long_tailed(3, 1, "mask"), tmp_path)
     assert run.judge.num_tokens_masked > 0
     assert max(run.judge.ages) <= 1
+
+
+def test_a_dead_actor_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    run = SimActor.run
+
+    async def watched(self: SimActor) -> None:
+        try:
+            await run(self)
+        finally:
+            left.extend(task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("publication"))
+
+    monkeypatch.setattr(SimActor, "run", watched)
+    scenario = Scenario(1, max_staleness=4, skips=0.8, faults=("kill_actor",), most_faults=10, num_steps=20)
+    assert simulate(scenario, tmp_path).num_faults == 10
+    assert left == []
 
 
 def test_the_judge_sees_a_queue_that_breaks_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
