@@ -1,7 +1,7 @@
 # The verbs of this repository, the same for people and for the checks that run on every change. `make help` lists them.
 #
 #   make demo    a tiny language model learns to add, by asynchronous RL, on this machine
-#   make test    lint, types, rules, unit, Ray and end-to-end tests
+#   make test    lint, types, rules, unit, simulation, Ray and end-to-end tests, without the slow ones
 #
 # Both make their own environment in .venv first; nothing needs to be installed by hand but Python (3.11 or newer).
 
@@ -56,7 +56,7 @@ demo: $(STAMP)  ## train a tiny model on arithmetic, start to end (DEMO_ARGS="tr
 	@test -f "$(DEMO_MODEL)/config.json" || $(BIN)/relax sft $(DEMO_DIR)/sft.toml
 	@$(BIN)/relax train $(DEMO_DIR)/run.toml $(DEMO_ARGS) --overwrite
 
-test: check-code  ## lint, types, rules, unit, Ray and end-to-end tests, without the slow ones
+test: check-code  ## lint, types, rules, unit, simulation, Ray and end-to-end tests, without the slow ones
 	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal $(PYTEST_ARGS) $(QUICK_TESTS)
 	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" $(PYTEST_ARGS) $(WHOLE_RUNS)
 
