@@ -170,14 +170,26 @@ def test_a_critic_of_its_own_learns_what_one_in_the_actor_learns(run_file: RunFi
     assert done.stdout.count("equal, bit by bit") == 3
 
 
+HALF_FORESEEN = '''
+def half_foreseen(prompt, response, answer, metadata):
+    """Half of it is the prompt's, as a critic can see before the first token; the other half the policy can raise."""
+    return (len(answer) > 2) / 2 + sum("a" <= c <= "m" for c in response) / max(1, len(response)) / 2
+'''
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hybrid", "fully_async"])
-def test_ppo_learns_with_a_critic_that_explains_its_returns(configure: Callable[..., RunConfig], mode: str) -> None:
-    config = configure(*ALGORITHMS["ppo"], *MODES[mode], "train.num_steps=60", "critic.warmup_steps=3")
-    rows = run(config)
-    assert mean(rows[-5:], "reward/mean") > mean(rows[:5], "reward/mean") + 0.1
+def test_ppo_learns_with_a_critic_that_explains_its_returns(
+    configure: Callable[..., RunConfig], tmp_path: Path, mode: str
+) -> None:
+    """At a tenth of the other tests' rate: there, Adam's steps are as large as the weights, and any critic says a constant."""
+    (tmp_path / "foreseen.py").write_text(HALF_FORESEEN)
+    slowly = ["reward.path=foreseen:half_foreseen", "train.num_steps=120", "critic.lr=1e-3", "critic.warmup_steps=3"]
+    rows = run(configure(*ALGORITHMS["ppo"], *MODES[mode], *slowly))
+    assert mean(rows[-10:], "reward/mean") > mean(rows[:10], "reward/mean") + 0.1
     late = [row for row in rows[-20:] if "value_loss" in row]
-    assert mean(late, "value/error/std") < mean(late, "return/std"), "better than a constant"
+    explained = 1 - (mean(late, "value/error/std") / mean(late, "return/std")) ** 2
+    assert explained > 0.5
 
 
 @pytest.mark.slow
