@@ -27,6 +27,8 @@ WITHOUT_SPEECH = {"enable_audio_output": False}  # a model whose configuration i
 
 _KINDS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+_PLACES = (*_GRIDS.values(), "video_second_per_grid", "audio_lengths")  # what positions depend on
+_MOST_KNOWN = 1024
 _TYPES = {"image": 1, "video": 2, "audio": 3}
 
 
@@ -82,6 +84,7 @@ class OmniForward:
                 f"{type(model).__name__} does not say where its media stand (get_rope_index): relax cannot pack it"
             )
         self._find_positions = owner.get_rope_index
+        self._known: dict[bytes, tuple[Tensor, float]] = {}  # a prompt is asked about by several passes, each time at length
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
@@ -140,9 +143,17 @@ class OmniForward:
 
         Raises `ModelError` where the ids have not as many places as `features` have media.
         """
-        tokens = torch.from_numpy(np.array(ids, np.int64))[None]
         if not features:
-            return torch.arange(tokens.shape[1], dtype=torch.float32).expand(3, -1), 0.0
+            return torch.arange(len(ids), dtype=torch.float32).expand(3, -1), 0.0
+        places = [np.asarray(ids, np.int64), *(np.asarray(features[name]) for name in _PLACES if name in features)]
+        key = b"".join(array.tobytes() for array in places)
+        if key not in self._known:
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._index(torch.from_numpy(np.array(ids, np.int64))[None], features)
+        return self._known[key]
+
+    def _index(self, tokens: Tensor, features: Features) -> tuple[Tensor, float]:
         self._check_places(tokens[0], features)
         types = torch.zeros_like(tokens)
         for kind, token in self.token_ids.items():

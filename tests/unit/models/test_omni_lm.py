@@ -174,3 +174,16 @@ def test_what_reads_only_is_told_from_what_sees(load, tiny_model) -> None:
     assert is_omni(load("qwen3_vl").plain.config)
     assert is_omni(load("qwen3_omni").plain.config)
     assert not is_omni(AutoConfig.from_pretrained(tiny_model))
+
+
+@torch.no_grad()
+def test_positions_that_are_known_are_those_of_the_same_prompt(load) -> None:
+    """The same ids with other frame rates stand elsewhere."""
+    case = load("qwen3_omni")
+    prompt = case.prompts["video"]
+    slow = prompt.features | {"video_second_per_grid": prompt.features["video_second_per_grid"] * 3}
+    first, again = case.forward.positions(prompt.ids, prompt.features), case.forward.positions(prompt.ids, prompt.features)
+    other = case.forward.positions(prompt.ids, slow)
+    assert first[0] is again[0]
+    assert other[1] > first[1]
+    assert not torch.equal(other[0], first[0])
