@@ -5,6 +5,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from relax.algorithms.table import has_critic
 from relax.cli.findings import Finding, error, ok, warning
 from relax.cli.memory import human_bytes
 from relax.config import RunConfig
@@ -39,6 +40,11 @@ def media_findings(
         reads = " and ".join(("text", *(_NAMES[kind] for kind in model.media)))
         yield error(f"{key}.media", f"the rows have {_NAMES[strange[0]]}, and {model.path} ({model.model_type}) reads {reads}")
         return
+    if has_critic(config.algorithm) and key == "data":
+        kind = config.algorithm.type
+        yield error(
+            f"{key}.media", f'algorithm.type = "{kind}" has a critic, and critics read text alone: use another algorithm'
+        )
     yield ok(f"{key}.media", f"{shown or 'none'} in {len(rows)} rows")
     tried = [row for row in rows if row.media][:_ROWS_DECODED]
     if decode and tried:

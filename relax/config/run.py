@@ -148,6 +148,8 @@ def _fault_of_server(config: RunConfig) -> str | None:
     server = config.teacher.server if config.teacher is not None else None
     if server is None:
         return None
+    if config.data.media is not None:
+        return "teacher.server is sent token ids, and sees no media of data.media: use teacher.model.path"
     if config.rollout.temperature != 1.0:
         return (
             f"rollout.temperature = {config.rollout.temperature:g}: servers tell the log-probs of a prompt at temperature 1, "

@@ -71,6 +71,8 @@ class TorchBackend:
         """`[T, d]`, after the final norm."""
         if isinstance(self._forward, OmniForward):
             return omni_hidden(self._forward, batch, micro, PackedAttention(micro, self.device), self.device)
+        if batch.features:
+            raise ModelError(f"model.path = {self._config.model.path!r} reads text alone, and prompts have media")
         ids, positions = torch.from_numpy(micro.ids).to(self.device), torch.from_numpy(micro.positions).to(self.device)
         attention = PackedAttention(micro, self.device)
         if isinstance(self._forward, TrainDecoder):

@@ -1,7 +1,7 @@
 """Runs whose prompts show images: the same queue, roles and guarantees as for text, in every mode."""
 
 import json
-import shutil
+import re
 import subprocess
 import sys
 import textwrap
@@ -116,4 +116,26 @@ def test_the_modes_learn_the_same_from_images(media_run: RunFile, tmp_path: Path
     done = relax("parity", path, "--steps", "6", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("equal, bit by bit") == 3
-    shutil.rmtree(tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_computes_columns_from_images(media_run: RunFile, tmp_path: Path) -> None:
+    settings = ["algorithm.kl.coef=0.05", "algorithm.old_logprobs=recompute", "resources.mode=fully_async"]
+    done = relax("train", media_run("ray"), *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = steps_of(tmp_path)
+    assert len(rows) == 4
+    assert max(row["rollout_train_logprob_diff/max"] for row in rows) < 1e-4
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-5), "the reference is the policy, and saw the same"
+    assert rows[0]["ratio/mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_check_names_images_that_cannot_be_read(media_run: RunFile, tmp_path: Path) -> None:
+    path = media_run()
+    (tmp_path / "squares/1.png").write_bytes(b"\x89PNG\r\n and nothing else")
+    done = relax("check", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "1 of the first 8 prompts with media cannot be read, as rows.jsonl:2: image, item 1 of 1" in done.stdout
+    found = re.search(r"7 prompts decoded: (\d+) to (\d+) tokens", done.stdout)
+    assert found, done.stdout
+    assert int(found[2]) - int(found[1]) == 4, "images of 64 and 128 by 64 pixels are 4 and 8 tokens"

@@ -34,5 +34,7 @@ def test_media_are_counted(small_run, with_images, fake_model):
     fake_model(vision_config={"depth": 1})
     config = load_config(small_run, with_images)
     assert said(check_config(config), Level.OK) == ["3 images in 3 rows"]
+    critic = load_config(small_run, [*with_images, "algorithm.type=ppo"])
+    assert "critics read text alone" in said(check_config(critic), Level.ERROR)[0]
     assert "images in 'images'" in explain(config)
     assert "1 process(es) decode them" in explain(config)

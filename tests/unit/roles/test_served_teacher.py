@@ -290,6 +290,7 @@ SERVER = {"server": {"url": "http://127.0.0.1:1"}}
         ({"teacher": {}}, "give either teacher.model.path"),
         ({"teacher": {"model": {"path": "t"}, **SERVER}}, "give either teacher.model.path"),
         ({"rollout": {"temperature": 0.7}}, "log-probs of a prompt at temperature 1"),
+        ({"data": RAW["data"] | {"media": {}}}, "sees no media of data.media"),
         ({"algorithm": FULL, "teacher": {"server": {"url": "http://t", "protocol": "openai"}}}, "by their text"),
         ({"teacher": {"server": {"url": "127.0.0.1:8000"}}}, "teacher.server.url"),
     ],

@@ -67,6 +67,13 @@ def test_a_batch_without_trained_tokens_changes_nothing_but_the_schedule(make_ru
     assert backend.finish_step()["lr"] < finished["lr"]
 
 
+def test_a_model_of_text_is_given_no_media(make_run):
+    batch = make_batch()
+    features = {int(batch.group_ids[0]): {"pixel_values": np.zeros((4, 8), np.float32)}}
+    with pytest.raises(ModelError, match="reads text alone"):
+        TorchBackend(make_run()).forward_backward(replace(batch, features=features))
+
+
 def test_masking_a_sample_equals_leaving_it_out(make_run):
     batch = make_batch()
     rows = list(range(len(batch)))
