@@ -71,7 +71,7 @@ def test_a_model_of_text_is_given_no_media(make_run):
     batch = make_batch()
     features = {int(batch.group_ids[0]): {"pixel_values": np.zeros((4, 8), np.float32)}}
     with pytest.raises(ModelError, match="reads text alone"):
-        TorchBackend(make_run()).forward_backward(replace(batch, features=features))
+        TorchBackend(make_run("qwen3")).forward_backward(replace(batch, features=features))
 
 
 def test_masking_a_sample_equals_leaving_it_out(make_run):
