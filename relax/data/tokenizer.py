@@ -1,5 +1,6 @@
 """Loading a tokenizer from a model folder, without a network."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=model.trust_remote_code)
+        template = folder / "chat_template.json"  # of a processor, which may have it in place of the tokenizer
+        if template.is_file() and hasattr(tokenizer, "decode") and not tokenizer.chat_template:
+            tokenizer.chat_template = json.loads(template.read_text("utf-8"))["chat_template"]
     except Exception as error:  # transformers raises many kinds for a folder that it cannot read
         raise ModelError(f"{key} = {str(folder)!r}: the tokenizer cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(tokenizer, "decode") or len(tokenizer) == 0:

@@ -1,6 +1,8 @@
 """Prompts as a policy reads them: places become media wherever they are, and what comes next is begun."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from relax.config.media import MediaConfig
 from relax.config.model import ModelConfig
 from relax.data.media.pool import MediaStats, Prepared
 from relax.data.render import Renderer
+from relax.data.tokenizer import load_tokenizer
 from relax.errors import DataError
 from relax.models import preparer as module
 from relax.models.preparer import Preparer, ReadyPrompt, load_reader
@@ -97,3 +100,13 @@ def test_a_conversation_that_is_learned_begins_as_its_prompt_does(tiny_omni: Cal
     assert renderer.tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]) == "Noise.<|im_end|>"
     assert all(np.array_equal(whole.features[name], prompt.features[name]) for name in prompt.features)
     assert [len(run) for run in prompt.runs] == [6, 6]
+
+
+def test_the_chat_template_may_be_the_processors_alone(tiny_omni: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_omni("qwen3_vl"), folder)
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    assert not load_tokenizer(ModelConfig(path=str(folder))).chat_template
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(ModelConfig(path=str(folder))).chat_template == template
