@@ -43,12 +43,14 @@ setup: $(STAMP)  ## the environment in .venv, with pinned versions; at once when
 # -qq: errors only.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input install
 
+# relax_first.pth: the CPU's torch and torchvision do not fit, and programs that import transformers before relax would see it.
 $(STAMP): requirements/torch.txt requirements/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax needs Python 3.11 or newer, this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "setup: $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
 	@echo "setup: torch"; $(PIP) -r requirements/torch.txt
 	@echo "setup: $$(grep -c == requirements/lock.txt) pinned packages; a few minutes the first time"; $(PIP) -r requirements/lock.txt
 	@echo "setup: relax itself"; $(PIP) --no-deps --no-build-isolation --editable .
+	@echo 'import relax' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/relax_first.pth"
 	@touch $@
 
 # `relax sft` leaves a complete model folder or none, so its config.json says whether there is anything to do.

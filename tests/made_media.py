@@ -56,9 +56,9 @@ def clip(
     audio: np.ndarray | None = None,
     levels: Sequence[int] | None = None,
 ) -> bytes:
-    """A video whose frame at `times_ms[i]` is grey of level `levels[i]` (default: 8 * i, below 240), brighter in its top left quarter.
+    """A video whose frame at `times_ms[i]` is grey of level `levels[i]`, brighter in its top left quarter.
 
-    `audio [1, T]` at 8,000 per second.
+    `levels` are 8 * i, below 240, unless given; `audio [1, T]` at 8,000 per second.
     """
     out = io.BytesIO()
     with av.open(out, "w", format=container) as file:

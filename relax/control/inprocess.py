@@ -36,7 +36,7 @@ class InProcessRuntime:
         self._core: Core | None = None
         self._pools: dict[str, EnginePool] = {}
         self._tasks: dict[str, RoleTask] = {}
-        self._ended: set[str] = set()
+        self._ended: dict[str, asyncio.Task[None]] = {}  # roles that were ended, and the end of their work
         self._disturbances: dict[str, Disturbance] = {}
         self._run_dir = Path()
         self._pages = Pages(self._answer)
@@ -92,7 +92,7 @@ class InProcessRuntime:
             pool.replace(name, await self._new_engine(name))
         else:
             await self._new_role(name, resume, first_step, is_restart=is_restart)
-        self._ended.discard(name)
+        self._ended.pop(name, None)
         self._tasks[name].run()
 
     async def end(self, name: str) -> None:
@@ -105,8 +105,8 @@ class InProcessRuntime:
                 break
             await asyncio.sleep(_LOOK_S)
         if name not in self._ended:
-            self._ended.add(name)
-            await task.stop()
+            self._ended[name] = asyncio.create_task(task.stop())
+        await asyncio.shield(self._ended[name])  # whoever asks: nothing of it may write any more
 
     async def disturb(self, name: str, event: FaultEvent) -> None:
         self._disturbances[name].add(event)
@@ -165,8 +165,7 @@ class InProcessRuntime:
         """Ends a role, and gives back what it held: there is no connection here whose end would do so."""
         task = self._tasks[name]
         leases = task.status().get("leases", [])
-        if name not in self._ended:
-            await task.stop()
+        await (asyncio.shield(self._ended[name]) if name in self._ended else task.stop())
         for lease in leases:
             with contextlib.suppress(BusError):  # settled in its last moments
                 await self._queue.release(lease)

@@ -154,6 +154,25 @@ async def test_the_actor_goes_back_and_every_prompt_is_trained_once(tmp_path, ti
     assert all("trainer" in reason for reason in reasons), reasons
 
 
+async def test_who_asks_for_the_end_of_what_is_being_ended_waits_for_it(tmp_path, tiny_model):
+    """A fault ends the actor, and so does its recovery: what it has under way may not be heard of after the rewind."""
+    run = Run(tmp_path, tiny_model)
+    await run.runtime.start(run.folder, None)
+    role, may_end = run.runtime._tasks["actor"].role, asyncio.Event()
+    stop = role.stop
+
+    async def stop_late() -> None:
+        await may_end.wait()
+        await stop()
+
+    role.stop = stop_late
+    ends = [asyncio.create_task(run.runtime.end("actor")) for _ in range(2)]
+    assert not (await asyncio.wait(ends, timeout=0.1))[0]
+    may_end.set()
+    await asyncio.gather(*ends)
+    await run.runtime.stop()
+
+
 async def test_an_actor_that_dies_again_and_again_still_comes_to_the_end(tmp_path, tiny_model):
     run = Run(tmp_path, tiny_model, kill("actor", "actor", "actor", first=2, every=2), "train.checkpoint.every=2")
     await run.finish()

@@ -2,6 +2,7 @@ import json
 import logging
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -127,7 +128,10 @@ def test_a_full_disk_does_not_take_down_the_run(tmp_path, row, monkeypatch, capl
     assert "No space left" in caplog.text
 
 
-def test_tensorboard_reads_the_steps_and_forgets_those_before_a_resume(tmp_path, row):
+def test_tensorboard_reads_the_steps_and_forgets_those_before_a_resume(tmp_path, row, monkeypatch):
+    seconds = iter(range(2**30, 2**31))  # files are read in the order of the seconds in their names
+    clock = SimpleNamespace(time=lambda: next(seconds))
+    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", clock)
     recorder = RunRecorder(tmp_path, ObserveConfig())
     for step in (1, 2, 3):
         recorder.step(row(step, loss=float("nan"), text="words"))
