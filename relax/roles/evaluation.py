@@ -1,6 +1,7 @@
 """Held-out evaluation: greedy or sampled responses to the first rows of the eval data, scored by a reward."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from relax.types import Sample, Sampling
 
 _EVAL_IDS = 1 << 40  # request ids of evaluation are apart from those of training groups
 _CONCURRENT_PROMPTS = 64
+log = logging.getLogger("relax.roles")
+
 _HOLDER, _WAIT_S = "evaluation", 60.0
 
 
@@ -111,7 +114,8 @@ class Evaluation:
                     score=self._rewards.score,
                     to_text=self._renderer.text,
                 )
-            except (EngineError, DataError):
+            except (EngineError, DataError) as error:
+                log.warning("no answer to held-out prompt %s: %s", prompt.key, error)
                 return None
 
 
