@@ -1,6 +1,6 @@
-"""Stale samples with and without correction: the arithmetic example with a bound of 4 and a high learning rate.
+"""Stale samples with and without correction: the arithmetic example with a bound of 4.
 
-    python benchmarks/stability.py [--steps 80] [--lr 2e-3] [--seeds 2] [--json stability.json] [--plot stability.png]
+    python benchmarks/stability.py [--steps 80] [--lr 4e-4] [--seeds 2] [--json stability.json] [--plot stability.png]
 
 `reinforce, none` is the plain policy gradient that takes stale samples for fresh ones (`uncorrected.py`: relax itself refuses
 it with a bound above 0); all others are as relax offers them. Every case has the same settings but for its algorithm.
@@ -83,7 +83,7 @@ def plot(found: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], path: Pat
         axes.set(xlabel="step", ylabel=label)
         axes.grid(color="#e4e7eb")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[1].set_yscale("log")
+    figure.axes[1].set(yscale="log", ylim=(1e-4, 1))
     figure.axes[0].legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -92,7 +92,7 @@ def plot(found: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], path: Pat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=4e-4)
     parser.add_argument("--bound", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--runtime", choices=("ray", "inprocess"), default="inprocess")
