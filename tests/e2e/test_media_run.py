@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.made_media import clip, sound, tone
+
 pytestmark = pytest.mark.timeout(700)  # a busy machine takes several times as long
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 60, 220), "yellow": (230, 220, 40)}
@@ -31,7 +33,7 @@ def media_run(tmp_path: Path, tiny_omni: Callable[[str], Path]) -> RunFile:
         (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
         (tmp_path / "early.py").write_text(
             "def letters(prompt, response, answer, metadata):\n"
-            "    assert prompt[0]['content'][1] == {'type': 'image'}\n"
+            "    assert any(part['type'] in ('image', 'audio', 'video') for part in prompt[0]['content'])\n"
             "    return sum('a' <= c <= 'm' for c in response) / max(1, len(response))\n"
         )
         path = tmp_path / "squares.toml"
@@ -99,6 +101,7 @@ def test_rows_whose_images_are_damaged_are_counted(media_run: RunFile, tmp_path:
     assert "squares/5.png" in warnings
 
 
+@pytest.mark.slow
 def test_no_image_can_be_read(media_run: RunFile, tmp_path: Path) -> None:
     path = media_run()
     for file in (tmp_path / "squares").iterdir():
@@ -139,3 +142,52 @@ def test_check_names_images_that_cannot_be_read(media_run: RunFile, tmp_path: Pa
     found = re.search(r"7 prompts decoded: (\d+) to (\d+) tokens", done.stdout)
     assert found, done.stdout
     assert int(found[2]) - int(found[1]) == 4, "images of 64 and 128 by 64 pixels are 4 and 8 tokens"
+
+
+@pytest.mark.slow
+def test_a_run_on_sounds_and_videos_agrees_with_its_engine(
+    media_run: RunFile, tmp_path: Path, tiny_omni: Callable[[str], Path]
+) -> None:
+    path = media_run(num_rows=2)
+    for number, hertz in enumerate((220, 880)):
+        (tmp_path / f"{number}.wav").write_bytes(sound(tone(0.4 + 0.3 * number, 16_000, hertz), 16_000))
+        (tmp_path / f"{number}.mp4").write_bytes(clip(range(0, 2_000, 100), size=(64, 48), levels=[60 * number + 40] * 20))
+    rows = [
+        {"prompt": "Look: <image> Which colour?", "images": "squares/0.png"},
+        {"prompt": "Hear <audio>, then <audio>: <image>?", "audios": ["0.wav", "1.wav"], "images": "squares/1.png"},
+        {"prompt": "Watch <video>!", "videos": "0.mp4"},
+        {"prompt": "Look: <video> What do you hear? <audio>", "videos": "1.mp4", "audios": "0.wav"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = [f"model.path={tiny_omni('qwen3_omni')}", "algorithm.kl.coef=0.05", "resources.mode=hybrid"]
+    settings += ["train.num_steps=3", "data.media.video.max_frames=4"]
+    done = relax("train", path, *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    steps = steps_of(tmp_path)
+    assert all(step["samples"] == 16 for step in steps), "no group failed"
+    assert max(step["rollout_train_logprob_diff/max"] for step in steps) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", ["tiny-vl", "tiny-omni"])
+def test_sft_and_eval_read_the_same_rows(media_run: RunFile, tmp_path: Path, build: str) -> None:
+    path, data = media_run(), {"type": "file", "path": f"{tmp_path}/rows.jsonl", "media": {"num_workers": 1}}
+    sections = {
+        "model": {"build": build},
+        "data": data,
+        "train": {"num_steps": 80, "batch_size": 12, "lr": 4e-3},
+        "eval": {"data": data, "every": 80, "temperature": 0.0, "max_new_tokens": 6},
+        "reward": {"type": "exact"},
+        "output": {"path": f"{tmp_path}/taught"},
+    }
+    (tmp_path / "sft.json").write_text(json.dumps(sections))
+    done = relax("sft", tmp_path / "sft.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"held-out reward ([0-9.]+)", done.stdout)
+    assert found, done.stdout
+    assert float(found[1]) > 0.7, "four colours are told apart"
+    evaluation = ["eval.data.type=file", f"eval.data.path={tmp_path}/rows.jsonl", "eval.data.media.num_workers=1"]
+    evaluation += ["reward={type='exact'}", "eval.num_prompts=12"]
+    done = relax("eval", path, "--model", tmp_path / "taught", *evaluation, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["eval/accuracy"] == pytest.approx(float(found[1]), abs=1e-3), "it is the same model"
