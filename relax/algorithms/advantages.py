@@ -35,7 +35,7 @@ def advantages(
         result["shaped_reward"] = rewards[rows.trajectory]
     estimate = ALGORITHMS[config.type].estimate
     assert estimate is not None, f"{config.type} has no advantages"
-    for name, values in as_columns(estimate(config, given), len(rows.tokens), config.type).items():
+    for name, values in as_columns(estimate(config, given), len(rows.tokens)).items():
         flat = np.zeros(len(rows.mask.values), np.float32)
         flat[rows.tokens] = values
         result[name] = Ragged(flat, rows.mask.offsets)

@@ -15,14 +15,22 @@ from relax.config.algorithm import CustomConfig
 from relax.data.dotted import load_function
 from relax.errors import ConfigError
 
+LARGEST = 1e15  # the square still fits into float32, in which losses and metrics are summed
+
 
 def custom(config: CustomConfig, given: Trajectories) -> dict[str, FloatVector]:
-    """What the function says; raises `ConfigError` when there is no such function, or when it leaves a column out."""
+    """What the function says. Raises `ConfigError` when there is none, it fails, or what it returns cannot be trained on."""
     function: Callable[..., Any] = load_function(config.path, "algorithm.path")
     names = ("advantages", "returns") if "values" in config.needs else ("advantages",)
 
     def call(part: Trajectories) -> dict[str, FloatVector]:
-        found = as_columns(function(part, **config.options), int(part.lengths.sum()), config.path)
+        try:
+            found = as_columns(function(part, **config.options), int(part.lengths.sum()))
+        except (Exception, SystemExit) as error:  # the function is the user's, and would fail again
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ConfigError(f"algorithm.path = {config.path!r}: {said}") from error
+        if large := [name for name in names if name in found and np.abs(found[name]).max(initial=0.0) > LARGEST]:
+            raise ConfigError(f"algorithm.path = {config.path!r} returned {large[0]} beyond {LARGEST:g}: scale them down")
         if missing := [name for name in names if name not in found]:
             raise ConfigError(
                 f"algorithm.path = {config.path!r} returned {', '.join(found)} without {', '.join(missing)}: with "

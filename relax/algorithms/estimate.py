@@ -98,11 +98,17 @@ def whitened(values: FloatVector) -> FloatVector:
 Estimated = FloatVector | Mapping[str, FloatVector]
 
 
-def as_columns(estimated: Any, num_tokens: int, who: str) -> dict[str, FloatVector]:
-    """Columns by name, checked: an estimator that gives the wrong size or not a number is a mistake to name here."""
+def as_columns(estimated: Any, num_tokens: int) -> dict[str, FloatVector]:
+    """Columns by name. Raises `ValueError` for what has the wrong size, or is not a number that can be trained on."""
     columns = dict(estimated) if isinstance(estimated, Mapping) else {"advantages": estimated}
-    checked = {name: np.asarray(column, np.float64) for name, column in columns.items()}
-    for name, column in checked.items():
-        assert column.shape == (num_tokens,), f"{who}: {name} has shape {column.shape}, wanted ({num_tokens},)"
-        assert bool(np.isfinite(column).all()), f"{who}: {name} holds a number that is not finite"
+    checked = {}
+    for name, column in columns.items():
+        try:
+            checked[name] = values = np.asarray(column, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {type(column).__name__} is not an array of numbers") from error
+        if values.shape != (num_tokens,):
+            raise ValueError(f"{name} has shape {values.shape}, wanted ({num_tokens},), one number for each trained token")
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} holds a number that is not finite")
     return checked

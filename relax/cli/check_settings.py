@@ -5,7 +5,9 @@ from pathlib import Path
 
 from relax.cli.findings import Finding, error, ok, warning
 from relax.config import RunConfig
+from relax.config.algorithm import CustomConfig
 from relax.control.faults import FaultPlan
+from relax.data.dotted import load_function
 from relax.errors import ConfigError
 from relax.roles.topology import takes_turns
 
@@ -27,6 +29,8 @@ def setting_findings(config: RunConfig) -> Iterator[Finding]:
         for name in ("kind", "place", "update_reference_every"):
             if name in algorithm.kl.model_fields_set:
                 yield warning(f"algorithm.kl.{name}", "has no effect with algorithm.kl.coef = 0")
+    if isinstance(algorithm, CustomConfig):
+        yield from _functions(algorithm)
     yield from _staleness(config)
     yield from _faults(config)
     if config.run.runtime == "inprocess" and config.run.ray_address is not None:
@@ -38,6 +42,18 @@ def setting_findings(config: RunConfig) -> Iterator[Finding]:
     for key, device in (("rollout.engine.device", rollout.engine.device), ("train.backend.device", train.backend.device)):
         if device.startswith("cuda") and not Path("/dev/nvidiactl").exists():
             yield error(key, f"{device!r}, and this machine has no NVIDIA device: use auto or cpu")
+
+
+def _functions(algorithm: CustomConfig) -> Iterator[Finding]:
+    """Whether what is the user's can be loaded."""
+    named = {"algorithm.path": algorithm.path}
+    if ":" in algorithm.objective:
+        named["algorithm.objective"] = algorithm.objective
+    for key, path in named.items():
+        try:
+            load_function(path, key)
+        except ConfigError as mistake:
+            yield error(key, str(mistake).removeprefix(f"{key} = "))
 
 
 def _faults(config: RunConfig) -> Iterator[Finding]:

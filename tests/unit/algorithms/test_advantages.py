@@ -240,7 +240,23 @@ def test_a_function_of_ones_own_may_have_a_critic(my_module, scope):
 
 
 def test_a_function_that_is_wrong_or_missing_is_named(my_module):
-    with pytest.raises(AssertionError, match="my_advantages:wrong: advantages has shape"):
+    with pytest.raises(ConfigError, match="'my_advantages:wrong': ValueError: advantages has shape"):
         estimate(a.CustomConfig(path="my_advantages:wrong"), make_rows())
     with pytest.raises(ConfigError, match=r"algorithm\.path"):
         estimate(a.CustomConfig(path="my_advantages:worng"), make_rows())
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (lambda given: given.spread(given.rewards) * np.nan, "ValueError: advantages holds a number that is not finite"),
+        (lambda given: given.spread(given.rewards * 0 + 1e30), "advantages beyond 1e"),
+        (lambda given: "many", "ValueError: advantages: str is not an array of numbers"),
+        (lambda given: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda given: sys.exit(3), "SystemExit: 3"),
+    ],
+)
+def test_what_a_function_does_wrong_is_the_users_to_see(my_module, returned, expected):
+    my_module.odd = returned
+    with pytest.raises(ConfigError, match=rf"algorithm\.path = 'my_advantages:odd'.*{expected}"):
+        estimate(a.CustomConfig(path="my_advantages:odd"), make_rows())

@@ -49,6 +49,8 @@ def test_a_file_that_does_not_load_is_a_finding(small_run):
         (["data.type=reasoning_gym", "data.task=chain_sums"], "chain_sum"),
         (["algorithm.type=opd", "teacher.model.path=nowhere"], "teacher.model.path = 'nowhere': there is no such folder"),
         (["algorithm.type=ppo", "critic.model.path=nowhere"], "critic.model.path = 'nowhere': there is no such folder"),
+        (["algorithm.type=custom", "algorithm.path=json:nope"], "has no 'nope'"),
+        (["algorithm.type=custom", "algorithm.path=json:dumps", "algorithm.objective=nope:Loss"], "no module 'nope'"),
         ([*JUDGE, "genrm.judges.default.model.path=nowhere"], "genrm.judges.default.model.path = 'nowhere': there is no such"),
         ([*SERVED, "genrm.judges.default.api_key_env=NO_SUCH_KEY"], "'NO_SUCH_KEY': this environment variable is not set"),
     ],
