@@ -20,6 +20,14 @@ _NUMBER = r"[{(\s]*-?\d[\d.]*[)}\s]*"
 EXPLOSIVE = re.compile(
     rf"(?<![\d.])\d[\d.]*[)}}\s]*(?:(?:\^|\*\*){_NUMBER}){{2,}}|(?:\^|\*\*)[{{(\s]*-?\d{{5,}}[)}}\s]*|(?<!\d)\d{{5,}}\s*!"
 )
+PIECE = re.compile(r"\$[^$]*\$|[^$\n]+|\$")  # of a response without a box: a formula, or a line of words
+NO_ANSWER = "$\\Upsilon$"  # equals no answer, and no earlier one is taken in its place
+# Of these the library keeps only the number behind: relations without a left side, and negations that it does not know.
+HALF_RELATION = re.compile(r"^\s*(?=\\(?:neq?|less|gtr|ll|gg|[lg]t|[lg]e(?:q|qq|qslant)?)(?![A-Za-z])|[<>≤≥])")
+NEGATION = re.compile(
+    r"\\not\s*=|(?<!\S)!=|≠|"
+    r"^\s*\\(?:not(?![A-Za-z])\s*(?:[<>]|\\[a-z]+)?|(?:notin|neg|lnot|n(?:less|gtr|[lg]eq)[a-z]*)(?![A-Za-z]))"
+)
 THIN_SPACE = re.compile(r"(?<=\d)\\[,!:;](?=\d{3}(?!\d))")  # between thousands
 MAX_CHARACTERS = 20_000  # of a response without a box: its end, where an answer is looked for
 CONFIGS = (LatexExtractionConfig(), ExprExtractionConfig())
@@ -45,22 +53,45 @@ def make_math(config: MathRewardConfig) -> Callable[[Any, str, Any, dict[str, An
         expected = gold[reference]
         if not expected:  # words, which are compared as such
             return float(_plain(given if given is not None else response) == _plain(reference))
-        found = _parse(response[-MAX_CHARACTERS:] if given is None else f"$\\boxed{{{given}}}$")
+        if given is None:
+            found = _parse(PIECE.sub(_whole_piece, _tidy(response[-MAX_CHARACTERS:])))
+        else:
+            found = _parse_boxed(_tidy(given))
         return float(bool(found) and bool(verify(expected, found, timeout_seconds=None)))
 
     return score
 
 
+def _tidy(text: str) -> str:
+    return THIN_SPACE.sub("", text.replace("°", "^\\circ "))
+
+
 def _parse(text: str) -> list[Any]:
-    tidy = THIN_SPACE.sub("", text.replace("°", "^\\circ "))
-    return list(parse(EXPLOSIVE.sub(" ", tidy), extraction_config=CONFIGS, parsing_timeout=None))
+    return list(parse(text, extraction_config=CONFIGS, parsing_timeout=None))
+
+
+def _parse_boxed(given: str) -> list[Any]:
+    return [] if EXPLOSIVE.search(given) else _parse(f"$\\boxed{{{_whole_relation(given)}}}$")
 
 
 def _parse_reference(reference: str) -> list[Any]:
+    reference = _tidy(reference)
     if "$" in reference or BOXED.search(reference):
-        return _parse(reference)
-    boxed = _parse(f"$\\boxed{{{reference}}}$")
+        return [] if EXPLOSIVE.search(reference) else _parse(reference)
+    boxed = _parse_boxed(reference)
     return [item for item in boxed if not isinstance(item, str)] and boxed
+
+
+def _whole_piece(match: re.Match[str]) -> str:
+    piece = match[0]
+    if EXPLOSIVE.search(piece):
+        return NO_ANSWER
+    return f"${_whole_relation(piece[1:-1])}$" if len(piece) > 2 and piece[0] == "$" else piece
+
+
+def _whole_relation(formula: str) -> str:
+    r"""`< 5` as `x < 5`, and `\not= 5` as `x \neq 5`."""
+    return HALF_RELATION.sub("x ", NEGATION.sub(r" \\neq ", formula))
 
 
 def _plain(text: str) -> str:
