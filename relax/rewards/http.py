@@ -6,7 +6,7 @@ Rewards and teachers ask over HTTP. No answer is an error of that request, never
 import asyncio
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -32,8 +32,17 @@ def open_session(headers: Mapping[str, str], token_env: str | None, time_limit_s
     )
 
 
-async def post(session: aiohttp.ClientSession, url: str, content: Any, *, retries: int, backoff_s: float) -> bytes:
-    """The body of the answer to `content` as JSON. Raises one of `NO_ANSWER`; `ServerError` for a refusal."""
+async def post(
+    session: aiohttp.ClientSession,
+    url: str,
+    content: Any,
+    *,
+    retries: int,
+    backoff_s: float,
+    on_failure: Callable[[Exception], None] = lambda error: None,
+) -> bytes:
+    """The body of the answer to `content` as JSON. `on_failure`: is told why it is asked again. Raises one of `NO_ANSWER`;
+    `ServerError` for a refusal."""
     for attempt in range(retries + 1):
         is_last = attempt == retries
         wait_s = min(backoff_s * 2**attempt, LONGEST_BACKOFF_S) * _jitter.uniform(0.75, 1.25)
@@ -42,14 +51,16 @@ async def post(session: aiohttp.ClientSession, url: str, content: Any, *, retrie
                 body = await _body(answer)
                 if answer.status == 200:
                     return body
-                if is_last or answer.status not in REPEATED:
-                    text = body[:200].decode("utf-8", "replace").strip()
-                    may_pass = answer.status in REPEATED
-                    raise ServerError(f"it answered {answer.status} {answer.reason}: {text}", may_pass=may_pass)
+                text, may_pass = body[:200].decode("utf-8", "replace").strip(), answer.status in REPEATED
+                refusal = ServerError(f"it answered {answer.status} {answer.reason}: {text}", may_pass=may_pass)
+                if is_last or not may_pass:
+                    raise refusal
+                on_failure(refusal)
                 wait_s = _retry_after(answer.headers.get("Retry-After"), wait_s)
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if is_last:
                 raise
+            on_failure(error)
         await asyncio.sleep(wait_s)
     raise AssertionError("the last attempt returns or raises")
 

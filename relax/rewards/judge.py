@@ -15,6 +15,7 @@ import aiohttp
 
 from relax.errors import RewardError
 from relax.rewards.services import url_of
+from relax.rewards.waiting import wait_because
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _DOWN = 503
@@ -38,7 +39,8 @@ async def ask(
 
     `sampling_params`: `temperature`, `max_new_tokens`, `seed`, `stop`, where they are not the judge's own. `attempt`: how often
     its reply was of no use before, which is counted. A judge that is down is asked until it is up: the reward's time limit ends
-    that. Raises `RewardError` when it cannot be answered, and in processes that are not a run's.
+    that, and its error says what was heard of the judge last. Raises `RewardError` when it cannot be answered, and in processes
+    that are not a run's.
     """
     url = f"{url_of('genrm')}/generate"
     content = {
@@ -51,9 +53,12 @@ async def ask(
     while True:
         status, body = await _post(url, content)
         if status == 200:
+            wait_because("")
             return JudgeReply(**body)
+        said = f"judge {route!r}: {body.get('error', f'status {status}')}"
         if status != _DOWN:
-            raise RewardError(f"judge {route!r}: {body.get('error', f'status {status}')}")
+            raise RewardError(said)
+        wait_because(said)
         await asyncio.sleep(pause_s * random.uniform(0.75, 1.25))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -65,7 +70,7 @@ async def _post(url: str, content: dict[str, Any]) -> tuple[int, dict[str, Any]]
         async with aiohttp.ClientSession(timeout=timeout) as session, session.post(url, json=content) as answer:
             body = json.loads(await answer.read())
             return answer.status, body if isinstance(body, dict) else {}
-    except (aiohttp.ClientError, OSError):
-        return _DOWN, {}
+    except (aiohttp.ClientError, OSError) as error:
+        return _DOWN, {"error": f"{type(error).__name__}: {error}"}
     except ValueError:  # a page of the proxy's, whose role is gone
-        return _DOWN, {}
+        return _DOWN, {"error": f"the role is gone: {url} answered {answer.status} {answer.reason}"}

@@ -18,6 +18,7 @@ from relax.config.reward import RemoteRewardConfig
 from relax.errors import ConfigError, RewardError
 from relax.rewards.http import in_words, open_session, post
 from relax.rewards.table import Scorer
+from relax.rewards.waiting import wait_because
 
 COLLECT_S = 0.002  # calls that come together become one request
 
@@ -37,6 +38,7 @@ class Remote:
         self._waiting: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
         self._slots = asyncio.Semaphore(config.max_requests)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._why = ""  # the server has not answered of late
 
     async def score(self, prompt: Any, response: str, answer: Any, metadata: dict[str, Any]) -> Any:
         """The server's verdict on one response. Raises `RewardError` when there is none."""
@@ -44,7 +46,11 @@ class Remote:
         self._waiting.append(({"prompt": prompt, "response": response, "answer": answer, "metadata": metadata}, verdict))
         if len(self._waiting) == 1:
             self._begin(self._send_soon())
-        return _read(await verdict)
+        try:
+            return _read(await verdict)
+        except asyncio.CancelledError:  # of the call, whose batch may be another's task
+            wait_because(self._why)
+            raise
 
     def _begin(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -75,8 +81,19 @@ class Remote:
         config = self._config
         async with open_session(config.headers, config.token_env, config.request_time_limit_s) as session:
             content = {"items": list(items)}
-            body = await post(session, config.url, content, retries=config.retries, backoff_s=config.backoff_s)
+            body = await post(
+                session,
+                config.url,
+                content,
+                retries=config.retries,
+                backoff_s=config.backoff_s,
+                on_failure=self._note,
+            )
+        self._why = ""
         return _verdicts(body, len(items))
+
+    def _note(self, failure: Exception) -> None:
+        self._why = f"{self._config.url}: {_said(failure)}"
 
 
 def _verdicts(body: bytes, count: int) -> list[Any]:

@@ -98,9 +98,9 @@ def unpack(body: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(body, type=kind)
 
 
-def past_limit(time_limit_s: float) -> str:
-    """What is said of a response whose scoring took too long."""
-    return f"the reward ran past reward.time_limit_s = {time_limit_s:g}"
+def past_limit(time_limit_s: float, why: str = "") -> str:
+    """What is said of a response whose scoring took too long; `why`: what it waited for, where that is known."""
+    return f"the reward ran past reward.time_limit_s = {time_limit_s:g}{'; ' if why else ''}{why}"
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from relax.config.reward import RewardConfig
 from relax.errors import ConfigError, RelaxError
 from relax.rewards.result import read_return_value
 from relax.rewards.table import Scorer, make_scorer
+from relax.rewards.waiting import begin_wait
 from relax.rewards.wire import (
     PROGRESS,
     Call,
@@ -99,13 +100,13 @@ class Worker:
 
     async def _run_async(self, frame: Frame) -> None:
         async def one(number: int, call: Call) -> None:
-            limit = asyncio.timeout(self._time_limit_s)
+            limit, wait = asyncio.timeout(self._time_limit_s), begin_wait()
             try:
                 async with limit:
                     raw = await self._invoke(call, frame)
                 result = self._guarded(call, lambda *_: raw, frame)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - an outcome of these responses
-                text = past_limit(self._time_limit_s) if limit.expired() else describe(error)
+                text = past_limit(self._time_limit_s, wait.why) if limit.expired() else describe(error)
                 result = [Scored(error=text)] * len(call.responses)
             self._finish(CallResult(number, result))
 

@@ -179,7 +179,17 @@ async def test_workers_ask_the_judge_and_a_silent_one_is_a_reward_error(monkeypa
     [result] = await pool.score(Prompt("p", text="2+2=", answer="4"), ["4"])
     await pool.close()
     assert (result.value, result.outcome) == (None, Outcome.REWARD_ERROR)
-    assert "reward.time_limit_s" in str(result.error)
+    assert "reward.time_limit_s = 0.5; judge 'default': ClientConnectorError: " in str(result.error)
+
+
+async def test_a_judge_that_stays_down_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "http://judge/v1: it answered 500: boom"
+    async with judging(lambda *_: web.json_response({"error": said}, status=503), monkeypatch) as judge:
+        pool = RewardPool(GenRMRewardConfig(num_votes=2, temperature=1.0, time_limit_s=0.5), services={"genrm": judge.url})
+        await pool.start()
+        results = await pool.score(Prompt("p", text="2+2=", answer="4"), ["4", "5"])
+        await pool.close()
+    assert {result.error for result in results} == {f"the reward ran past reward.time_limit_s = 0.5; judge 'default': {said}"}
 
 
 async def test_nothing_is_asked_in_a_process_without_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:

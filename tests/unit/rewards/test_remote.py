@@ -176,3 +176,15 @@ async def test_in_a_worker_a_silent_server_is_a_reward_error_within_the_limit() 
             assert "reward.time_limit_s" in str(scored[1].error)
         finally:
             await pool.close()
+
+
+async def test_a_time_limit_that_ends_the_retries_says_what_the_server_answered_last() -> None:
+    async with serving(lambda *_: web.Response(status=500, text="boom")) as server:
+        pool = RewardPool(config(server, retries=1000, batch_size=2, time_limit_s=0.4, backoff_s=0.1))
+        await pool.start()
+        try:
+            scored = await pool.score(Prompt("p", text="x"), ["a", "b"])
+        finally:
+            await pool.close()
+    said = f"the reward ran past reward.time_limit_s = 0.4; {server.url}: it answered 500 Internal Server Error: boom"
+    assert [result.error for result in scored] == [said, said]
