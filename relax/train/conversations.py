@@ -17,6 +17,8 @@ from relax.data.rows import BadRow, RowReader, nearest, read_messages
 from relax.train.lessons import Learned, Lesson
 from relax.types import Prompt
 
+LARGEST_NUMBER = 1_000_000  # of a reward, a label or a margin: losses square them and add them up, in float32
+
 
 class Conversations:
     """Reads rows. Every turn of the assistant is learned, or the `"last"` one only; a message's own mark comes before.
@@ -108,8 +110,10 @@ def read_number(raw: Mapping[str, Any], column: str) -> float:
     if column not in raw:
         raise BadRow(f"there is no column {column!r}; {nearest(column, list(raw))}")
     value = raw[column]
-    if not isinstance(value, int | float) or not np.isfinite(value):
-        raise BadRow(f"{column!r} must be a finite number, and is {value!r}")
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise BadRow(f"{column!r} must be a number from {-LARGEST_NUMBER:,} to {LARGEST_NUMBER:,}, and is {shown}")
     return float(value)
 
 
