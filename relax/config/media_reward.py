@@ -59,14 +59,14 @@ class IouRewardConfig(RewardSection):
 
 
 class CountRewardConfig(RewardSection):
-    """1 when the last number of the response is the row's; less when it is near."""
+    """1 when the number in the response's last box, or behind the marker, or its last number, is the row's; less when near."""
 
     type: Literal["count"] = "count"
     """Name of the reward."""
     tolerance: int = Field(0, ge=0)
     """Numbers off by so many at most get a part: 1 less the difference over `tolerance + 1`."""
     marker: str = ""
-    """Numbers are looked for behind the last occurrence of this text; empty: behind `</think>`, or everywhere."""
+    """The number, which is the only one there, is behind the last occurrence of this text; empty: the last one counts."""
 
 
 class VqaRewardConfig(RewardSection):

@@ -6,7 +6,7 @@ from typing import Any
 
 from relax.config.media_reward import OcrRewardConfig
 from relax.rewards.edit_distance import edit_distance
-from relax.rewards.table import reference_texts, text_said
+from relax.rewards.table import text_said, written_texts
 
 
 def make_ocr(config: OcrRewardConfig) -> Callable[[Any, str, Any, dict[str, Any]], float]:
@@ -17,7 +17,7 @@ def make_ocr(config: OcrRewardConfig) -> Callable[[Any, str, Any, dict[str, Any]
         return joined.casefold() if config.ignore_case else joined
 
     def score(prompt: Any, response: str, answer: Any, metadata: dict[str, Any]) -> float:
-        expected = [plain(text) for text in reference_texts(answer, "ocr")]
+        expected = [plain(text) for text in written_texts(answer, "ocr")]
         given = plain(text_said(response, config.marker))
         nearest = min(distance(given, text) for text in expected)
         return 1.0 - nearest if nearest < config.threshold else 0.0

@@ -1,6 +1,6 @@
 """Whether a row has what its reward needs, told before the run starts."""
 
-from relax.config.media_reward import CountRewardConfig, IouRewardConfig, VqaRewardConfig, WerRewardConfig
+from relax.config.media_reward import CountRewardConfig, IouRewardConfig, OcrRewardConfig, VqaRewardConfig, WerRewardConfig
 from relax.config.reward import (
     ByRowRewardConfig,
     CodeRewardConfig,
@@ -16,12 +16,12 @@ from relax.rewards.code_tests import read_tests
 from relax.rewards.count import right_count
 from relax.rewards.iou import right_boxes
 from relax.rewards.multiple_choice import right_letter
-from relax.rewards.table import reference_texts
+from relax.rewards.table import reference_texts, written_texts
 from relax.rewards.vqa import annotators
 from relax.rewards.wer import references
 from relax.types import Prompt
 
-COMPARING = ("math", "dapo", "deepscaler", "f1", "exact", "regex", "ocr")
+COMPARING = ("math", "dapo", "deepscaler", "f1", "exact", "regex")
 
 
 def fault_of(config: RewardConfig, row: Prompt) -> str | None:
@@ -35,6 +35,8 @@ def fault_of(config: RewardConfig, row: Prompt) -> str | None:
             right_letter(row.answer, row.metadata, config.choices_key)
         elif isinstance(config, WerRewardConfig):
             references(config, row.answer)
+        elif isinstance(config, OcrRewardConfig):
+            written_texts(row.answer, "ocr")
         elif isinstance(config, IouRewardConfig):
             right_boxes(config, row.answer, row.metadata)
         elif isinstance(config, CountRewardConfig):

@@ -86,6 +86,15 @@ def reference_texts(answer: Any, reward: str) -> list[str]:
     return [reference_text(answer, reward)]
 
 
+def written_texts(answer: Any, reward: str) -> list[str]:
+    """`reference_texts`, of texts and whole numbers only. Raises `ValueError` for what can be spelled in several ways."""
+    for item in answer if isinstance(answer, list | tuple) else [answer]:
+        if item is not None and (isinstance(item, bool) or not isinstance(item, str | int)):
+            shown = f"a {type(item).__name__}, {str(item)[:80]}"
+            raise ValueError(f'reward.type = "{reward}" needs a text or a list of texts, and in the row\'s answer is {shown}')
+    return reference_texts(answer, reward)
+
+
 def reference_text(answer: Any, reward: str) -> str:
     """The row's answer as a text. Raises `ValueError` when the row has none: that is the data's fault, not a wrong response."""
     text = "" if answer is None else str(answer).strip()

@@ -7,7 +7,7 @@ from typing import Any
 
 from relax.config.media_reward import WerRewardConfig
 from relax.rewards.edit_distance import edit_distance
-from relax.rewards.table import reference_texts, text_said
+from relax.rewards.table import text_said, written_texts
 
 _APOSTROPHES = re.compile(r"(?<=\w)['\u2019](?=\w)")
 _IN_NUMBER = re.compile(r"(?<=\d)[.,:](?=\d)")
@@ -26,7 +26,7 @@ def make_wer(config: WerRewardConfig) -> Callable[[Any, str, Any, dict[str, Any]
 
 def references(config: WerRewardConfig, answer: Any) -> list[list[str]]:
     """The row's references as words or characters. Raises `ValueError` for one in which nothing is left to compare."""
-    found = [units(config, text) for text in reference_texts(answer, "wer")]
+    found = [units(config, text) for text in written_texts(answer, "wer")]
     if not all(found):
         raise ValueError(f"the row's answer {str(answer)[:80]!r} has a reference of nothing but punctuation")
     return found

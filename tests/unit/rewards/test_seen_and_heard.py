@@ -17,7 +17,6 @@ from relax.config.media_reward import (
 )
 from relax.config.reward import MultipleChoiceRewardConfig, RewardConfig, _One
 from relax.rewards.boxes import Box, best_sum, boxes_in, overlap
-from relax.rewards.count import last_number
 from relax.rewards.edit_distance import edit_distance
 from relax.rewards.row_check import fault_of
 from relax.rewards.table import make_scorer
@@ -231,54 +230,6 @@ def test_a_hundred_boxes_are_paired_in_time() -> None:
     assert time.process_time() - start < 5.0
 
 
-# -- count ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("7", 7),
-        ("There are 3 cats and 4 dogs, so 7.", 7),
-        ("**7** animals", 7),
-        ("1,000 birds", 1000),
-        ("1,2,3", 3),
-        ("7.0", 7),
-        ("-7", -7),
-        ("2-7", 7),
-        ("There are Seven dogs.", 7),
-        ("There are twenty of them, and this one.", 20),
-        ("one", 1),
-        ("zero", 0),
-        ("five, in words; 5 in digits", 5),
-        ("twenty-one", None),  # not one, and not twenty
-        ("someone", None),
-        ("the 5th", None),
-        ("x7", None),
-        ("", None),
-    ],
-)
-def test_the_last_number_of_a_text(text: str, number: float | None) -> None:
-    assert last_number(text) == number
-
-
-def test_count_gives_a_part_for_what_is_near() -> None:
-    assert [value(CountRewardConfig(), text, 7) for text in ("7", "seven", "\\boxed{7} of 9", "8", "7.5", "none")] == [
-        1,
-        1,
-        1,
-        0,
-        0,
-        0,
-    ]
-    near = CountRewardConfig(tolerance=2)
-    assert [value(near, str(number), "7") for number in (4, 5, 6, 7, 8, 9, 10)] == pytest.approx(
-        [0, 1 / 3, 2 / 3, 1, 2 / 3, 1 / 3, 0]
-    )
-    assert value(near, "7.5", 7) == 0.0
-    assert value(near, "9" * 5000, 7) == 0.0
-    assert value(CountRewardConfig(marker="Count:"), "Count: 7 (of 9 at most)", 7) == 0.0
-    assert value(CountRewardConfig(marker="Count:"), "of 9 at most. Count: 7", 7) == 1.0
-    assert value(CountRewardConfig(), "<think>7</think>", 7) == 0.0
-
-
 # -- vqa ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("num_same", "expected"), [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)])
 def test_vqa_is_the_accuracy_of_ten_annotators(num_same: int, expected: float) -> None:
@@ -367,6 +318,13 @@ def test_repeated_pieces_end_at_once(piece: str) -> None:
         ({"type": "wer"}, None, {}, "needs an answer"),
         ({"type": "wer"}, ["the cat", "..."], {}, "nothing but punctuation"),
         ({"type": "wer"}, "the cat", {}, None),
+        ({"type": "wer"}, {"text": "the cat"}, {}, "in the row's answer is a dict"),
+        ({"type": "ocr"}, None, {}, "needs an answer"),
+        ({"type": "ocr"}, {"text": "42"}, {}, "needs a text or a list of texts"),
+        ({"type": "ocr"}, ["42", ["43"]], {}, "in the row's answer is a list"),
+        ({"type": "ocr"}, 7.5, {}, "in the row's answer is a float"),  # 7.50?
+        ({"type": "ocr"}, True, {}, "in the row's answer is a bool"),
+        ({"type": "ocr"}, [42, "forty-two"], {}, None),
         ({"type": "iou"}, None, {}, "is no box"),
         ({"type": "iou"}, [], {}, "no answer with boxes"),
         ({"type": "iou"}, "nowhere", {}, "no answer with boxes"),
@@ -379,6 +337,7 @@ def test_repeated_pieces_end_at_once(piece: str) -> None:
         ({"type": "iou", "coordinates": "unit", "answer_coordinates": "pixels"}, [1, 2, 3, 4], {"image_size": [9, 9]}, None),
         ({"type": "iou"}, [1, 2, 3, 4], {}, None),
         ({"type": "count"}, "many", {}, "not a number of things"),
+        ({"type": "count"}, "2024-01-07", {}, "not a number of things"),
         ({"type": "count"}, -1, {}, "not a number of things"),
         ({"type": "count"}, 0, {}, None),
         ({"type": "vqa"}, "yes", {}, "has 0 answers"),
