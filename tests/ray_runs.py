@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,12 @@ def member(process: subprocess.Popen[str], title: str) -> psutil.Process:
             return found[0]
         time.sleep(0.1)
     raise AssertionError(f"{title}: {found} of {[one.cmdline() for one in family(process.pid)]}")
+
+
+def left_in_memory() -> set[str]:
+    """Shared-memory files of relax whose process is gone: other runs on this machine may have theirs."""
+    names = {file.name for file in Path("/dev/shm").iterdir() if "relax" in file.name}
+    return {name for name in names if not any(psutil.pid_exists(int(number)) for number in re.findall(r"\d+", name)[:1])}
 
 
 def rows(run_dir: Path) -> list[dict[str, float]]:
