@@ -52,7 +52,7 @@ _WIDTH, _LAYERS, _HEADS, _KV_HEADS, _HEAD_DIM, _CONTEXT = 64, 3, 4, 2, 32, 4096
 _PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
 
 
-def build_tiny_omni(folder: Path, family: Family, *, seed: int = 0, vocab_size: int = 512) -> None:
+def build_tiny_omni(folder: str | Path, family: Family, *, seed: int = 0, vocab_size: int = 512) -> None:
     """Writes a model of `family` with random float32 weights, fixed by `seed`, and its processor to `folder`."""
     # here, since importing them takes seconds that a check or a help page need not spend
     import torch
@@ -65,7 +65,7 @@ def build_tiny_omni(folder: Path, family: Family, *, seed: int = 0, vocab_size: 
         torch.manual_seed(seed)
         model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, eos_token_id=end, pad_token_id=pad)
-    folder.mkdir(parents=True, exist_ok=True)
+    Path(folder).mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     _processor(family, tokenizer).save_pretrained(folder)
 

@@ -38,3 +38,18 @@ def test_media_are_counted(small_run, with_images, fake_model):
     assert "critics read text alone" in said(check_config(critic), Level.ERROR)[0]
     assert "images in 'images'" in explain(config)
     assert "1 process(es) decode them" in explain(config)
+
+
+def test_media_that_are_forgotten_are_an_error_where_the_model_could_read_them(small_run, with_images, fake_model):
+    without = [override for override in with_images if not override.startswith("data.media")]
+    assert not said(check_config(load_config(small_run, without)), Level.ERROR), "a model of text has no use for them"
+    fake_model(vision_config={"depth": 1})
+    (fault,) = said(check_config(load_config(small_run, without)), Level.ERROR)
+    assert "the images in the column 'images' would not be shown: add media = {} to [data]" in fault
+
+
+def test_a_judge_that_sees_no_images_is_a_warning(small_run, with_images, fake_model):
+    fake_model(vision_config={"depth": 1})
+    judge = ["reward.type=genrm", "genrm.judges.default.type=openai", "genrm.judges.default.model=m"]
+    judged = [*with_images, *judge, "genrm.judges.default.url=http://127.0.0.1:9/v1"]
+    assert any("judges and reward models" in text for text in said(check_config(load_config(small_run, judged)), Level.WARNING))
