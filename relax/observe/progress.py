@@ -17,6 +17,7 @@ from relax.config.run import RunConfig
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _HISTORY = 48
+_SILENT_STEPS = 5
 _NOTES = 3
 _NOTE_SHOWN_S = 60.0
 _REFRESH_PER_S = 4
@@ -32,8 +33,8 @@ def sparkline(values: Sequence[float], width: int = _HISTORY) -> str:
     size = -(-len(values) // width)
     means = [sum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]
     low, high = min(means), max(means)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] for value in means)
+    spread = high - low
+    return "".join(_BLOCKS[round((value - low) / spread * (len(_BLOCKS) - 1)) if spread else 0] for value in means)
 
 
 def duration(seconds: float) -> str:
@@ -81,6 +82,7 @@ class Progress:
         self._evaluations: list[tuple[int, float]] = []
         self._stats: Mapping[str, Any] = {}
         self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
+        self._num_silent = 0  # steps in a row in which no group had a signal
 
     def __enter__(self) -> "Progress":
         self._started = time.monotonic()
@@ -105,6 +107,19 @@ class Progress:
             self._step_s.append(step_s)
         if self._config.observe.progress and not self._is_live:
             self._console.print(self._line(), soft_wrap=True)
+        self._look_for_signal(metrics)
+
+    def _look_for_signal(self, metrics: Mapping[str, Any]) -> None:
+        """Says once when nothing is learned for a while: a run whose rewards never differ looks like one that is done."""
+        num_equal, num_groups = metrics.get("reward/zero_signal_groups"), self._config.rollout.prompts_per_step
+        is_silent = self._config.algorithm.compares_members and num_equal == num_groups
+        self._num_silent = self._num_silent + 1 if is_silent else 0
+        if self._num_silent == _SILENT_STEPS:
+            self.note(
+                f"{_SILENT_STEPS} steps in a row in which the rewards of every group were equal (mean "
+                f"{metrics['reward/mean']:.3f}): nothing is learned from them. The task is too easy or too hard for the "
+                "policy, or the reward does not tell its responses apart"
+            )
 
     def evaluation(self, metrics: Mapping[str, Any]) -> None:
         """Takes the metrics of an evaluation."""

@@ -123,3 +123,15 @@ def test_a_sparkline_fits_and_its_extremes_are_the_lowest_and_highest_block(valu
 
 def test_durations_read_like_a_clock():
     assert [duration(s) for s in (0, 7.4, 123, 3723, -5)] == ["0:00", "0:07", "2:03", "1:02:03", "0:00"]
+
+
+def test_a_run_whose_rewards_never_differ_is_told_so_once(config, row):
+    groups = config.rollout.prompts_per_step
+
+    def act(progress):
+        for step in range(1, 12):
+            progress.update(row(step, **{"reward/zero_signal_groups": groups if step != 3 else groups - 1}))
+
+    assert (
+        shown(config, is_terminal=False, act=act).count("5 steps in a row in which the rewards of every group were equal") == 1
+    )
