@@ -10,9 +10,9 @@ from relax.cli.findings import Finding, error, ok, warning
 from relax.cli.memory import human_bytes
 from relax.config import RunConfig
 from relax.config.data import DataConfig
-from relax.config.media import MediaConfig
 from relax.config.reward import GenRMRewardConfig, RewardModelRewardConfig, leaves
 from relax.data.media.pool import MediaPool
+from relax.data.media.rows import forgotten_media
 from relax.data.prompts import PromptSource
 from relax.errors import ConfigError, DataError
 from relax.models.folder import ModelFolder
@@ -36,7 +36,8 @@ def media_findings(
 ) -> Iterator[Finding]:
     """On the media of `rows`. `decode`: those of the first few are decoded, in a process as the run has them."""
     if data.media is None:
-        yield from _forgotten(key, model, rows)
+        if fault := next(filter(None, (forgotten_media(row.metadata, model.media) for row in rows)), None):
+            yield error(f"{key}.media", fault)
         return
     counts = Counter(item.kind for row in rows for item in row.media)
     shown = ", ".join(f"{counts[kind]} {name}" for kind, name in _NAMES.items() if counts[kind])
@@ -55,17 +56,6 @@ def media_findings(
     tried = [row for row in rows if row.media][:_ROWS_DECODED]
     if decode and tried:
         yield from _decoded(config, data, key, model, source, tried)
-
-
-def _forgotten(key: str, model: ModelFolder, rows: Sequence[Prompt]) -> Iterator[Finding]:
-    """Media that the model could read and would not be shown."""
-    for kind, column in MediaConfig().columns.items():
-        if kind in model.media and any(row.metadata.get(column) for row in rows):
-            yield error(
-                f"{key}.media",
-                f"is not set, so the {_NAMES[kind]} in the column {column!r} would not be shown: add media = {{}} to [{key}], "
-                f'or media = {{ {column} = "another column" }}',
-            )
 
 
 def _decoded(

@@ -4,16 +4,17 @@ prompt + response   the prompt as a run would render it, then the answer column,
 chat messages       a list that ends with the assistant's turn, as it is
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from relax.config.data import DataConfig
-from relax.data.media.rows import MediaRows, Mismatch
+from relax.data.media.rows import MediaRows, Mismatch, forgotten_media
 from relax.data.render import Message, Renderer
 from relax.data.rows import BadRow, RowReader, nearest, read_messages
+from relax.errors import ConfigError
 from relax.train.lessons import Learned, Lesson
 from relax.types import Prompt
 
@@ -23,7 +24,8 @@ LARGEST_NUMBER = 1_000_000  # of a reward, a label or a margin: losses square th
 class Conversations:
     """Reads rows. Every turn of the assistant is learned, or the `"last"` one only; a message's own mark comes before.
 
-    `reward_key`: the column with what a critic should expect of the response.
+    `reward_key`: the column with what a critic should expect of the response. `sees`: kinds of media that the model reads,
+    which no row may have without `media`.
     """
 
     def __init__(
@@ -35,14 +37,17 @@ class Conversations:
         loss_on: Literal["assistant", "last"] = "assistant",
         reward_key: str | None = None,
         media: MediaRows | None = None,
+        sees: Collection[str] = (),
     ) -> None:
         self._renderer, self._max_tokens, self._loss_on, self._reward_key = renderer, max_tokens, loss_on, reward_key
         self._prompt_key, self._answer_key = key_columns(data)
-        self._media = media
+        self._media, self._sees = media, sees
         self._reader = RowReader(self._prompt_key, self._answer_key, data.chat_template, media)
 
     def read(self, raw: Any, key: str) -> Lesson:
-        """The one sequence of a row. Raises `BadRow` or `DataError`."""
+        """The one sequence of a row. Raises `BadRow` or `DataError`, and `ConfigError` for media that would not be shown."""
+        if self._media is None and isinstance(raw, Mapping) and (fault := forgotten_media(raw, self._sees)):
+            raise ConfigError(f"data.media {fault} ({key})")
         prompt = self._conversation(raw, key)
         ids, mask = self._render(prompt)
         check_length(ids, self._max_tokens)

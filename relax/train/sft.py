@@ -12,7 +12,7 @@ data -> ids, mask, targets -> forward, backward, step -> ... -> now and then an 
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from relax.data.prompts import media_rows
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.errors import ConfigError
-from relax.models.folder import longest_sequence
+from relax.models.folder import longest_sequence, read_model_folder
 from relax.models.preparer import Preparer
 from relax.models.tiny import SIZES, build_tiny_model
 from relax.models.tiny_omni import FAMILIES, build_tiny_omni
@@ -131,15 +131,22 @@ def as_run(config: SFTConfig, model: Path) -> RunConfig:
     )
 
 
-def make_reader(config: SFTConfig, data: DataConfig, tokenizer: Any, max_tokens: int, spool: Spool | None = None) -> ReadLesson:
-    """What the task makes of a row of `data`. `spool`: for media whose bytes are in the rows."""
+def make_reader(
+    config: SFTConfig,
+    data: DataConfig,
+    tokenizer: Any,
+    max_tokens: int,
+    spool: Spool | None = None,
+    sees: Collection[str] = (),
+) -> ReadLesson:
+    """What the task makes of a row of `data`. `spool`: for media whose bytes are in the rows; `sees`: what the model reads."""
     task, renderer = config.task, Renderer(tokenizer, data)
     if isinstance(task, RewardModelTaskConfig):
         return Preferences(data, task, renderer, max_tokens=max_tokens).read
     if isinstance(task, CriticTaskConfig):
         return Conversations(data, renderer, max_tokens=max_tokens, reward_key=task.reward_key).read
     media = media_rows(data, spool)
-    return Conversations(data, renderer, max_tokens=max_tokens, loss_on=task.loss_on, media=media).read
+    return Conversations(data, renderer, max_tokens=max_tokens, loss_on=task.loss_on, media=media, sees=sees).read
 
 
 def _make_backend(config: SFTConfig, run: RunConfig, tokenizer: Any) -> TorchBackend:
@@ -170,7 +177,8 @@ async def _train(
     """The loop. Steps run in this thread: nothing else goes on meanwhile."""
     tokenizer, max_tokens = load_tokenizer(run.model), longest_sequence(run.model)
     spool = Spool() if config.data.media is not None else None
-    lessons = Lessons(config.data, make_reader(config, config.data, tokenizer, max_tokens, spool), seed=config.seed)
+    read = make_reader(config, config.data, tokenizer, max_tokens, spool, read_model_folder(run.model).media)
+    lessons = Lessons(config.data, read, seed=config.seed)
     preparer = Preparer(run.model, config.data, Renderer(tokenizer, config.data), spool=spool, max_tokens=max_tokens)
     backend = _make_backend(config, run, tokenizer)
     exam = _make_exam(config, run, tokenizer, max_tokens)

@@ -5,7 +5,7 @@ media parts of their own; anywhere else it is text like any other.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,17 @@ class _Place:
 
     kind: str
     raw: Any = None
+
+
+def forgotten_media(row: Mapping[str, Any], kinds: Collection[str]) -> str | None:
+    """What is wrong with a row that is read without `data.media`, for a model that reads `kinds` of media, if anything."""
+    for kind, column in MediaConfig().columns.items():
+        if kind in kinds and row.get(column):
+            return (
+                f"is not set, so the {kind}s in the column {column!r} would not be shown to a model that reads {kind}s: set "
+                f'media = {{}}, or media = {{ {column} = "another column" }}'
+            )
+    return None
 
 
 class MediaRows:

@@ -45,7 +45,7 @@ def test_media_that_are_forgotten_are_an_error_where_the_model_could_read_them(s
     assert not said(check_config(load_config(small_run, without)), Level.ERROR), "a model of text has no use for them"
     fake_model(vision_config={"depth": 1})
     (fault,) = said(check_config(load_config(small_run, without)), Level.ERROR)
-    assert "the images in the column 'images' would not be shown: add media = {} to [data]" in fault
+    assert "the images in the column 'images' would not be shown to a model that reads images: set media = {}" in fault
 
 
 def test_a_judge_that_sees_no_images_is_a_warning(small_run, with_images, fake_model):

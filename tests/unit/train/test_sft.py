@@ -79,6 +79,14 @@ def test_layouts_of_open_data_sets_are_learned(folder: Path, tmp_path: Path) -> 
     assert tokenizer.decode(ids[mask == 1]) == "A<|im_end|>"
 
 
+def test_media_that_are_forgotten_are_refused_where_the_model_could_read_them(folder: Path, tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "rows.jsonl", {"prompt": "Which colour?", "answer": "red", "images": "a.png"})
+    config = make_config(folder, tmp_path / "out", data=data)
+    _, tokenizer = conversations(config, folder)  # a model of text has no use for them
+    with pytest.raises(ConfigError, match=r"data\.media is not set, so the images in the column 'images'.*rows\.jsonl:1"):
+        Lessons(config.data, make_reader(config, config.data, tokenizer, 512, sees=("image",)), seed=0)
+
+
 def said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
     """Messages from (role, text) or (role, text with its own marks)."""
     return [{"role": role} | (text if isinstance(text, dict) else {"content": text}) for role, text in turns]
