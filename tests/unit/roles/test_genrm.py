@@ -206,8 +206,8 @@ async def test_local_judge_says_what_transformers_says_and_cuts_nothing_off(tiny
         assert (await role.answer("GET", "engines", b""))[1]["judges"]["default"][0]["is_ready"]
     finally:
         await host.stop()
-    pool = EnginePool({"judge-default-0": FakeEngine()}, max_down_s=0.05)
-    role = GenRM(config, None, {"judge-default": pool})
+    hurried = config_of({"default": judge | {"request_time_limit_s": 0.05}})
+    role = GenRM(hurried, None, {"judge-default": EnginePool({"judge-default-0": FakeEngine()})})
     await role.start()
     assert (await ask(role))[0] == 503, "an engine without weights"
     assert (await role.answer("GET", "health", b""))[0] == 503
