@@ -190,7 +190,7 @@ def media_rows(data: DataConfig, spool: Spool | None) -> MediaRows | None:
     """What reads the media of rows, if they have some; `spool` takes the bytes that come inside rows."""
     if data.media is None or spool is None:
         return None
-    return MediaRows(data.media, Finder(data.media, _folder(data), spool))
+    return MediaRows(data.media, Finder(data.media, data_folder(data), spool))
 
 
 def check_lengths(source: PromptSource, renderer: Renderer, max_prompt_tokens: int) -> PromptSource:
@@ -214,7 +214,7 @@ def _name(data: DataConfig) -> str:
     return f"data.path = {data.path!r}"
 
 
-def _folder(data: DataConfig) -> str:
+def data_folder(data: DataConfig) -> str:
     """Where paths in rows begin, unless the run says another place."""
     if not isinstance(data, FileDataConfig):
         return "."
