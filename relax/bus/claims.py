@@ -132,7 +132,7 @@ class Claims:
             self._give_back(task, group, step)
         for group in groups[:count]:
             task.discard(group)
-        return shards(groups[:count], claim.num_ranks) if count else []
+        return shards(groups[:count], claim.num_ranks, self._rows.cost) if count else []
 
     def _take_place(self, task: Task, step: int | None, due: int) -> bool:
         """Takes a place for a group due by step `due`, if it may have one."""

@@ -61,7 +61,7 @@ class Core(WeightExchange):
         self.stream = Events()
         self.tickets = Tickets(limits, self.versions, ledger)
         schema = Schema(REQUIRED_TO_MASK if limits.on_stale == "mask" else REQUIRED)
-        self.rows = Rows(RowIds(self.incarnation), limits.max_bytes, schema)
+        self.rows = Rows(RowIds(self.incarnation), limits.max_bytes, schema, limits.row_costs)
         self.leases = LeaseTable(clock or MonotonicClock(), limits.lease_s, self.incarnation)
         self.claims = Claims(limits, self.rows, self.tickets, self.leases, self.waits)
         self.departures = Departures(limits, self.tickets, self.rows, self.claims)

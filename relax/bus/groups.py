@@ -55,7 +55,6 @@ class Group:
     num_put: int  # rows at first; some may have been dropped since
     columns: dict[str, Column]
     num_bytes: int
-    num_tokens: int
     shared: dict[str, NDArray[Any]] = field(default_factory=dict)
     parts: dict[str, list[Any]] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)  # tasks that have acknowledged it

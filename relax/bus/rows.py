@@ -4,11 +4,15 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from relax.bus.columns import is_same, join, num_bytes, slice_rows, take_rows
 from relax.bus.groups import Group, RowIds
 from relax.bus.schema import PER_TOKEN, Content, Schema, check_lengths, token_lengths
+from relax.data.media.cost import RowCosts, media_cost
+from relax.data.packing import find_groups
 from relax.errors import BusError, StaleHandle
-from relax.types import Column
+from relax.types import Column, Ragged
 
 _MAX_REMEMBERED = 1 << 16  # groups that are gone, of which a repeated put still gets the row ids
 
@@ -16,8 +20,8 @@ _MAX_REMEMBERED = 1 << 16  # groups that are gone, of which a repeated put still
 class Rows:
     """Live groups by issue, and their bytes."""
 
-    def __init__(self, ids: RowIds, max_bytes: int, schema: Schema) -> None:
-        self.ids, self.max_bytes, self.schema = ids, max_bytes, schema
+    def __init__(self, ids: RowIds, max_bytes: int, schema: Schema, row_costs: RowCosts) -> None:
+        self.ids, self.max_bytes, self.schema, self._row_costs = ids, max_bytes, schema, row_costs
         self.groups: dict[int, Group] = {}
         self.num_bytes = 0
         self.reserved: dict[int, int] = {}  # issue -> bytes promised to a put that is under way
@@ -39,8 +43,7 @@ class Rows:
         row_ids = tuple(self.ids.make(issue, num_rows))
         self.reserved.pop(issue, None)
         self.schema.learn(columns)
-        num_tokens = int(token_lengths(columns["tokens"]).sum())
-        group = Group(issue, version, due, row_ids, num_rows, columns, size, num_tokens, shared)
+        group = Group(issue, version, due, row_ids, num_rows, columns, size, shared)
         self.groups[issue] = group
         self.num_bytes += size
         return group
@@ -143,12 +146,20 @@ class Rows:
         group.row_ids = tuple(group.row_ids[row] for row in kept)
         group.columns = {name: take_rows(column, kept) for name, column in group.columns.items()}
         group.num_bytes = sum(num_bytes(column) for column in group.columns.values()) + group.num_shared_bytes
-        group.num_tokens = int(token_lengths(group.columns["tokens"]).sum())
         self.num_bytes += group.num_bytes
         for name, parts in list(group.parts.items()):
             group.parts[name] = [parts[row] for row in kept]
             if all(part is not None for part in group.parts[name]):  # the rows without it are those that went
                 self._complete(group, name, join(group.parts.pop(name)))
+
+    def cost(self, group: Group) -> float:
+        """Of training on the group, in tokens: its prompt and media count once, tokens that predict nothing do not."""
+        tokens, mask = group.columns["tokens"], group.columns.get("loss_mask")
+        media = media_cost(group.shared, self._row_costs)
+        if not isinstance(tokens, Ragged) or not isinstance(mask, Ragged):
+            return media + float(token_lengths(tokens).sum())
+        one = np.zeros(len(tokens), np.int64)
+        return sum(packed.cost for packed in find_groups(tokens, mask, one, {0: media}))
 
 
 def _position(group: Group, row_id: int) -> int | None:

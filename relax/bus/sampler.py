@@ -65,23 +65,24 @@ class ReadyIndex:
         self._num_entries = len(self.ready)
 
 
-def shards(groups: Sequence[Group], num_ranks: int) -> list[list[Group]]:
-    """Splits whole groups over ranks: counts differ by at most one, token totals are balanced, deterministic.
+def shards(groups: Sequence[Group], num_ranks: int, cost: Callable[[Group], float]) -> list[list[Group]]:
+    """Splits whole groups over ranks: counts differ by at most one, costs are balanced, deterministic.
 
-    Longest first onto the rank with the fewest tokens that still has room (Graham 1969); each shard in row-id order.
+    Dearest first onto the rank with the least work that still has room (Graham 1969); each shard in row-id order.
     """
     result: list[list[Group]] = [[] for _ in range(num_ranks)]
     if num_ranks == 1:
         result[0] = list(groups)
     else:
-        loads = [0] * num_ranks
+        loads = [0.0] * num_ranks
         least, extra = divmod(len(groups), num_ranks)
-        for group in sorted(groups, key=lambda g: (-g.num_tokens, g.issue)):
+        costs = {group.issue: cost(group) for group in groups}
+        for group in sorted(groups, key=lambda g: (-costs[g.issue], g.issue)):
             full = sum(len(shard) > least for shard in result)
             open_ranks = [r for r in range(num_ranks) if len(result[r]) < least or (len(result[r]) == least and full < extra)]
             rank = min(open_ranks, key=lambda r: (loads[r], r))
             result[rank].append(group)
-            loads[rank] += group.num_tokens
+            loads[rank] += costs[group.issue]
     for shard in result:
         shard.sort(key=lambda g: g.row_ids[0])
     return result

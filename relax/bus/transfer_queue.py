@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from relax.data.media.cost import RowCosts
 from relax.types import Column, WeightManifest
 
 
@@ -63,6 +64,7 @@ class QueueLimits:
     `num_extra`: groups that are begun beyond the places of the bound, so that filtered ones need not be waited for. Those too
     many are kept for the next step if the bound allows it, else dropped and their prompts issued again. Needs `in_order`.
     `in_order`: claims with a step get groups strictly in the order of their issue numbers.
+    `row_costs`: what a row of a group's shared arrays costs in training, in tokens; ranks get shards of about equal cost.
     """
 
     prompts_per_step: int
@@ -75,6 +77,7 @@ class QueueLimits:
     on_stale: str = "wait"
     num_extra: int = 0
     in_order: bool = False
+    row_costs: RowCosts = field(default_factory=dict)
 
 
 class TransferQueue(Protocol):

@@ -11,6 +11,7 @@ from relax.cli.memory import human_bytes
 from relax.config import RunConfig
 from relax.config.data import DataConfig
 from relax.config.reward import GenRMRewardConfig, RewardModelRewardConfig, leaves
+from relax.data.media.cost import media_cost
 from relax.data.media.pool import MediaPool
 from relax.data.media.rows import forgotten_media
 from relax.data.prompts import PromptSource
@@ -75,9 +76,11 @@ def _decoded(
         return
     lengths = [len(ready.ids) for ready in good]
     size = max(sum(array.nbytes for array in ready.features.values()) for ready in good)
+    most = max(media_cost(ready.features, model.row_costs) for ready in good)
     yield ok(
         f"{key}.media",
-        f"{len(good)} prompts decoded: {min(lengths)} to {max(lengths)} tokens, up to {human_bytes(size)} of features",
+        f"{len(good)} prompts decoded: {min(lengths)} to {max(lengths)} tokens, up to {human_bytes(size)} of features, "
+        f"which cost the encoders as much as up to {most:,.0f} tokens of text",
     )
     room = (config.model.max_context or model.context) - config.rollout.max_new_tokens
     fit = min(room, data.max_prompt_tokens or room)

@@ -87,7 +87,8 @@ class SFTTrainConfig(Section):
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of the gradient."""
     max_tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Token budget of one forward and backward pass; a longer conversation makes a micro-batch of its own."""
+    """Budget of one forward and backward pass: tokens, and on top of them the work of encoding media, in tokens. A longer
+    conversation makes a micro-batch of its own."""
     backend: BackendConfig = TorchBackendConfig()
     """The training back end."""
 

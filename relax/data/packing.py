@@ -1,5 +1,7 @@
 """From samples to micro-batches: flat tokens under a budget, the prompt of a group once, nothing padded, nothing needless.
 
+Budget and balance go by what passes cost, in tokens: those that are laid out, and the encoders' work on a group's media.
+
     group:   prompt  -> sample 0's own tokens
                      -> sample 1's own tokens      the flat order is prompt, then each sample's own tokens
                      -> ...
@@ -9,8 +11,10 @@ that token is predicted, but predicts nothing. Samples without trained tokens ar
 source, the place of the token before it: for the first of a sample that is the last place of the shared prompt.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +22,7 @@ from numpy.typing import NDArray
 from relax.types import Ragged
 
 Ints = NDArray[np.int64]
+_NO_MEDIA: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +36,23 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A shared beginning of `prefix` tokens (those of the first segment's row), and the samples that go on from it."""
+    """A shared beginning of `prefix` tokens (those of the first segment's row), and the samples that go on from it.
+
+    `media`: what encoding the group's media costs, in tokens (`data/media/cost.py`).
+    """
 
     prefix: int
     segments: tuple[Segment, ...]
+    media: float = 0.0
 
     @property
     def num_tokens(self) -> int:
         return self.prefix + sum(s.end - s.start for s in self.segments)
+
+    @property
+    def cost(self) -> float:
+        """Of a pass, in tokens."""
+        return self.media + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +79,13 @@ class MicroBatch:
     samples: Ints
 
 
-def find_groups(tokens: Ragged, loss_mask: Ragged, group_ids: Ints) -> list[Group]:
-    """The groups of a batch, in the order of their first rows. Rows of a group need not be next to one another."""
+def find_groups(
+    tokens: Ragged, loss_mask: Ragged, group_ids: Ints, media_costs: Mapping[int, float] = _NO_MEDIA
+) -> list[Group]:
+    """The groups of a batch, in the order of their first rows. Rows of a group need not be next to one another.
+
+    `media_costs`: of encoding their media, by group id.
+    """
     members: dict[int, list[tuple[int, int, int]]] = {}
     for row, group in enumerate(group_ids.tolist()):
         trained = np.flatnonzero(loss_mask[row])
@@ -74,9 +93,10 @@ def find_groups(tokens: Ragged, loss_mask: Ragged, group_ids: Ints) -> list[Grou
             assert trained[0] > 0, f"row {row}: entry 0 has nothing before it that could predict it, mask it"
             members.setdefault(group, []).append((row, int(trained[0]), int(trained[-1])))
     groups = []
-    for rows in members.values():
+    for group, rows in members.items():
         prefix = _common_prefix([tokens[row][:first] for row, first, _ in rows])
-        groups.append(Group(prefix, tuple(Segment(row, prefix, last) for row, _, last in rows)))
+        segments = tuple(Segment(row, prefix, last) for row, _, last in rows)
+        groups.append(Group(prefix, segments, media_costs.get(group, 0.0)))
     return groups
 
 
@@ -91,24 +111,24 @@ def _common_prefix(rows: Sequence[NDArray[np.integer]]) -> int:
 
 
 def plan(groups: Sequence[Group], max_tokens: int, *, divides: bool = True) -> list[list[Group]]:
-    """Whole groups in order, in as few micro-batches under `max_tokens` as that order allows, and of about equal size.
+    """Whole groups in order, in as few micro-batches of a cost under `max_tokens` as that order allows, and about equally dear.
 
-    A group over the budget is divided between its samples, its prefix repeated, unless `divides` is off; what is still over it
-    stands alone.
+    A group with more tokens is divided between its samples, its prefix repeated, unless `divides` is off: not one whose media
+    are dear, which would be encoded again. What is still over the budget stands alone.
     """
     pieces = [piece for group in groups for piece in _divide(group, max_tokens)] if divides else groups
-    total = sum(piece.num_tokens for piece in pieces)
-    count = max(1, -(-total // max_tokens))
+    total = sum(piece.cost for piece in pieces)
+    count = max(1, ceil(total / max_tokens))
     plans: list[list[Group]] = []
-    size, done = 0, 0
+    cost, done = 0.0, 0.0
     for piece in pieces:
-        full = bool(plans) and (size + piece.num_tokens > max_tokens or done * count >= total * len(plans))
+        full = bool(plans) and (cost + piece.cost > max_tokens or done * count >= total * len(plans))
         if not plans or full:
             plans.append([])
-            size = 0
+            cost = 0.0
         plans[-1].append(piece)
-        size += piece.num_tokens
-        done += piece.num_tokens
+        cost += piece.cost
+        done += piece.cost
     return plans
 
 
@@ -118,11 +138,11 @@ def _divide(group: Group, max_tokens: int) -> Iterator[Group]:
     for segment in group.segments:
         length = segment.end - segment.start
         if segments and size + length > max_tokens:
-            yield Group(group.prefix, tuple(segments))
+            yield replace(group, segments=tuple(segments))
             segments, size = [], group.prefix
         segments.append(segment)
         size += length
-    yield Group(group.prefix, tuple(segments))
+    yield replace(group, segments=tuple(segments))
 
 
 def pack(tokens: Ragged, loss_mask: Ragged, groups: Sequence[Group]) -> MicroBatch:

@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax.config.model import ModelConfig
+from relax.data.media.cost import RowCosts, row_costs
 from relax.errors import ModelError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -19,7 +20,7 @@ _LONGEST_HEADER_BYTES = 100 << 20  # the format's own limit
 class ModelFolder:
     """What stands in `config.json`, the headers of the weights and the tokenizer's files. Sizes are 0 where not given.
 
-    `media`: the kinds that the model reads beside text.
+    `media`: the kinds that the model reads beside text; `row_costs`: what they cost it.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class ModelFolder:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
+    row_costs: RowCosts = field(default_factory=dict)
 def read_model_folder(model: ModelConfig) -> ModelFolder:
     """Reads the folder. Raises `ModelError` when it, its configuration, its weights or its tokenizer is missing or damaged."""
     path = Path(model.path)
@@ -75,6 +77,7 @@ def longest_sequence(model: ModelConfig) -> int:
 
 
 def _media(config: Mapping[str, Any]) -> tuple[str, ...]:
+        row_costs=row_costs(config),
     seen = ("image", "video") if config.get("vision_config") else ()
     return (*seen, "audio") if config.get("audio_config") else seen
 

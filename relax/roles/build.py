@@ -11,6 +11,7 @@ from relax.bus.transfer_queue import QueueLimits, TransferQueue
 from relax.config.run import RunConfig
 from relax.engines.engine import Engine
 from relax.engines.pool import EnginePool
+from relax.models.folder import read_model_folder
 from relax.roles.actor import QUEUE_FILE, Actor, read_step
 from relax.roles.advantages import Advantages
 from relax.roles.columns import ColumnMaker, ColumnRole
@@ -40,6 +41,7 @@ def queue_limits(config: RunConfig) -> QueueLimits:
         on_stale=rollout.on_stale,
         num_extra=ceil((rollout.oversampling - 1) * rollout.prompts_per_step),
         in_order=config.run.deterministic or rollout.oversampling > 1,
+        row_costs=read_model_folder(config.model).row_costs if config.data.media is not None else {},
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from relax.algorithms.objective import LossSums, ValuedTokens
 from relax.algorithms.scalar_losses import ScalarLoss
 from relax.config.run import RunConfig
-from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
+from relax.data.packing import Group, MicroBatch, pack, plan
 from relax.train.backend import TrainBatch
 from relax.train.loading import Head, load_scalar_model
 from relax.train.torch_backend import TorchBackend
@@ -46,7 +46,7 @@ class ScalarBackend(TorchBackend):
     def values(self, batch: TrainBatch) -> Ragged:
         """The value of what stands before each trained token, float32; 0 for the others."""
         found = np.zeros(len(batch.tokens.values), np.float32)
-        groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+        groups = self._all_groups(batch)
         for part in [[group] for group in groups] if self._config.run.deterministic else [groups]:
             for micro in self._micro_batches(batch, part):
                 found[micro.targets] = self._values(batch, micro).cpu().numpy()
@@ -75,7 +75,7 @@ class ScalarBackend(TorchBackend):
 
     def _groups(self, batch: TrainBatch) -> tuple[list[Group], list[Group]]:
         """All of them: a sample without advantage still teaches."""
-        return find_groups(batch.tokens, batch.loss_mask, batch.group_ids), []
+        return self._all_groups(batch), []
 
     def _micro_batches(self, batch: TrainBatch, groups: list[Group]) -> Iterator[MicroBatch]:
         for part in plan(groups, self._max_tokens, divides=not self._scalar_loss.compares_pairs):

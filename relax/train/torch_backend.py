@@ -18,6 +18,7 @@ from torch import Tensor
 from relax.algorithms.objective import LossSums, Objective, TrainedTokens
 from relax.algorithms.table import make_objective
 from relax.config.run import RunConfig
+from relax.data.media.cost import media_cost, row_costs
 from relax.data.packing import Group, MicroBatch, find_groups, pack, plan
 from relax.errors import CheckpointError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, FusedForward
@@ -54,6 +55,7 @@ class TorchBackend:
         self._count = 0.0
         media = self._forward.media_ids
         self._banned = torch.tensor(media, device=self.device) if media else None
+        self._row_costs = row_costs(self.model.config.to_dict())
 
     def _load_model(self) -> Any:
         return freeze(load_model(self._config.model, self.device), self._config.train.freeze)
@@ -97,9 +99,13 @@ class TorchBackend:
                 sums.add(_read(loss))
         return sums
 
+    def _all_groups(self, batch: TrainBatch) -> list[Group]:
+        media = {group: media_cost(features, self._row_costs) for group, features in batch.features.items()}
+        return find_groups(batch.tokens, batch.loss_mask, batch.group_ids, media)
+
     def _groups(self, batch: TrainBatch) -> tuple[list[Group], list[Group]]:
         """Groups with a gradient, and those that the objective has none for: these count, but need no backward pass."""
-        groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+        groups = self._all_groups(batch)
         if batch.advantages is None or not self._objective.zero_without_advantage:
             return groups, []
         speaks = (batch.loss_mask.values != 0) & (batch.advantages.values != 0)
@@ -150,7 +156,7 @@ class TorchBackend:
 
     def _score(self, batch: TrainBatch, temperature: float) -> Ragged:
         values = np.zeros(len(batch.tokens.values), np.float32)
-        groups = find_groups(batch.tokens, batch.loss_mask, batch.group_ids)
+        groups = self._all_groups(batch)
         for part in [[group] for group in groups] if self._config.run.deterministic else [groups]:
             for micro in self._micro_batches(batch, part):
                 values[micro.targets] = self._logprobs(batch, micro, temperature, with_entropy=False)[0].cpu().numpy()
@@ -162,7 +168,7 @@ class TorchBackend:
         and log-probs float32 `[T, top_k]` at the sampling temperature; 0 at the others."""
         shape = (len(batch.tokens.values), top_k)
         ids, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-        for micro in self._micro_batches(batch, find_groups(batch.tokens, batch.loss_mask, batch.group_ids)):
+        for micro in self._micro_batches(batch, self._all_groups(batch)):
             places, rows = np.unique(micro.sources, return_inverse=True)
             found = top_logprobs(
                 self._hidden(batch, micro)[torch.from_numpy(places).to(self.device)],

@@ -10,32 +10,67 @@ from relax.bus.groups import Group
 from relax.bus.sampler import shards
 from relax.bus.transfer_queue import QueueLimits
 from relax.errors import BusError, WaitTimeout
+from relax.types import Ragged
 
 
-def made(lengths):
-    return [Group(i, 0, 0, (10 * i, 10 * i + 1), 2, {}, 0, length) for i, length in enumerate(lengths)]
+def made(count):
+    return [Group(i, 0, 0, (10 * i, 10 * i + 1), 2, {}, 0) for i in range(count)]
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
-def test_shards_are_a_balanced_partition(lengths, num_ranks):
+def split(costs, num_ranks, groups=None):
+    return shards(groups or made(len(costs)), num_ranks, lambda group: costs[group.issue])
+
+
+def loads_of(shards_, costs):
+    return [sum(costs[g.issue] for g in shard) for shard in shards_]
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
+def test_shards_are_a_balanced_partition(costs, num_ranks):
     """Every group in exactly one shard, counts within one, row-id order, and no rank further above another than one group."""
-    groups = made(lengths)
-    found = shards(groups, num_ranks)
-    assert sorted(g.issue for shard in found for g in shard) == list(range(len(lengths)))
+    groups = made(len(costs))
+    found = split(costs, num_ranks)
+    assert sorted(g.issue for shard in found for g in shard) == list(range(len(costs)))
     counts = [len(shard) for shard in found]
     assert max(counts) - min(counts) <= 1
     assert all([g.issue for g in shard] == sorted(g.issue for g in shard) for shard in found)
     if len(groups) % num_ranks == 0:
-        loads = [sum(g.num_tokens for g in shard) for shard in found]
-        assert max(loads) - min(loads) <= max(lengths) * max(1, len(groups) // num_ranks - 1)
-    assert [[g.issue for g in shard] for shard in shards(list(reversed(groups)), num_ranks)] == [
+        loads = loads_of(found, costs)
+        assert max(loads) - min(loads) <= max(costs) * max(1, len(groups) // num_ranks - 1) + 1e-6
+    assert [[g.issue for g in shard] for shard in split(costs, num_ranks, groups[::-1])] == [
         [g.issue for g in shard] for shard in found
     ]
 
 
 def test_long_groups_are_spread():
-    loads = [sum(g.num_tokens for g in shard) for shard in shards(made([100, 1, 100, 1, 50, 50, 1, 1]), 2)]
-    assert loads == [152, 152]
+    costs = [100, 1, 100, 1, 50, 50, 1, 1]
+    assert loads_of(split(costs, 2), costs) == [152, 152]
+
+
+def test_groups_with_media_are_spread_by_what_they_cost():
+    """A few images among texts that are as long: by cost the dearest rank is hardly above the mean, by length it is."""
+    rng, above = np.random.default_rng(0), {"length": [], "cost": []}
+    for _ in range(50):
+        lengths = rng.integers(200, 2000, 32)
+        costs = lengths + np.where(rng.random(32) < 0.3, rng.integers(500, 8000, 32), 0)
+        for name, by in (("length", lengths), ("cost", costs)):
+            loads = loads_of(split(by, 4), costs)
+            above[name].append(max(loads) / np.mean(loads) - 1)
+    assert np.mean(above["cost"]) < 0.02 < 0.2 < np.mean(above["length"])
+
+
+async def test_the_queue_counts_a_prompt_and_its_media_once(ready):
+    """2 rows of a prompt of 5 tokens, with 3 and 1 of their own, of which the last predict nothing; 8 rows of features."""
+    core = await ready(Core(QueueLimits(1, 0, 3, row_costs={"pixels": 0.5})))
+    (ticket,) = await core.admit(1, 0.0)
+    rows = [[7, 7, 7, 7, 7, 1, 2, 3], [7, 7, 7, 7, 7, 4]]
+    columns = {
+        "tokens": Ragged.pack([np.asarray(row, np.int32) for row in rows]),
+        "loss_mask": Ragged.pack([(np.arange(len(row)) >= 5).astype(np.uint8) for row in rows]),
+        "versions": np.zeros(2, np.int64),
+    }
+    await core.put_group(ticket.issue, columns, 0.0, {"pixels": np.zeros((8, 3), np.float32), "grid": np.zeros((1, 3))})
+    assert core.rows.cost(core.rows.groups[ticket.issue]) == 5 + 2 + 0 + 4
 
 
 async def filled(ready, group, num_groups: int, lengths=None, **limits) -> Core:

@@ -20,6 +20,30 @@ def batches(draw):
     return tokens, Ragged.pack([np.asarray(m, np.uint8) for m in masks]), np.asarray(groups)
 
 
+@settings(max_examples=150, deadline=None)
+@given(batches(), st.integers(1, 30), st.lists(st.floats(0, 40), min_size=3, max_size=3))
+def test_media_count_in_budget_and_balance_but_divide_no_group(batch, budget, media):
+    tokens, mask, ids = batch
+    groups = find_groups(tokens, mask, ids, dict(enumerate(media)))
+    parts = plan(groups, budget)
+    rows = [segment.row for part in parts for group in part for segment in group.segments]
+    assert sorted(rows) == [row for row in range(len(tokens)) if mask[row].any()]
+    for part in parts:
+        assert sum(group.cost for group in part) <= budget or len(part) == 1
+    whole = [group for group in groups if group.num_tokens <= budget]
+    assert all(any(group in part for part in parts) for group in whole)
+
+
+def test_micro_batches_are_even_in_cost():
+    """Eight groups of 100 tokens, the last one with media that cost 500: it is as dear as six others."""
+    rows = [np.full(101, group, np.int32) for group in range(8)]
+    mask = Ragged.pack([np.r_[np.zeros(1), np.ones(100)].astype(np.uint8)] * 8)
+    by_cost = plan(find_groups(Ragged.pack(rows), mask, np.arange(8), {7: 500.0}), 800)
+    assert [sum(group.cost for group in part) for part in by_cost] == [700, 600]
+    by_length = plan(find_groups(Ragged.pack(rows), mask, np.arange(8)), 800)
+    assert [sum(group.num_tokens for group in part) for part in by_length] == [800]
+
+
 def contexts(micro):
     """For every trained token: (its index in the batch, the tokens that its source sees, their positions)."""
     prefix_of = {}

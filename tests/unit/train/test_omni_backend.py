@@ -265,3 +265,19 @@ def test_media_that_do_not_fit_their_prompt_are_an_error(load, start) -> None:
         backend.logprobs(replace(case.batch, features={}))
     with pytest.raises(ModelError, match="0 tokens for images"):
         backend.logprobs(replace(case.batch, features=case.batch.features | {10: case.prompts[0].features}))
+
+
+def test_an_image_counts_in_the_budget_by_what_its_encoder_does(load, start) -> None:
+    """4 groups of 22 to 66 tokens fit one pass; with what their images cost they do not."""
+    case = load("qwen3_vl")
+    tokens = sum(len(prompt.ids) + 12 for prompt in case.prompts)
+    backend = start("qwen3_vl", f"train.max_tokens_per_micro_batch={tokens}")
+    passes = []
+    whole = backend._hidden
+    backend._hidden = lambda batch, micro: passes.append(len(micro.ids)) or whole(batch, micro)
+    backend.logprobs(replace(case.batch, advantages=None))
+    seen, passes[:] = list(passes), []
+    backend._row_costs = {}
+    backend.logprobs(case.batch)
+    assert len(passes) == 1 < len(seen)
+    assert sum(seen) == sum(passes), "no group was divided"
