@@ -1,16 +1,19 @@
 """Messages to tokens, and tokens to text.
 
 The policy's own tokens are never made here: a prompt is rendered once, and a response stays the ids that the engine returned.
+What messages say is text: the tokens that a chat template writes are made of nothing else (`data/control_tokens.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relax.config.data import DataSection
+from relax.data.control_tokens import ControlTokens, Rendered
 from relax.errors import DataError, ModelError
 from relax.types import Prompt
 
 Message = Mapping[str, Any]
+_ANSWER = "\uf8ff"  # in the place of what was said: a character that means nothing to anybody
 
 
 class Renderer:
@@ -21,6 +24,7 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, data: DataSection) -> None:
         self.tokenizer, self._data = tokenizer, data
+        self.control = ControlTokens(tokenizer, self._render)
         if data.chat_template and not getattr(tokenizer, "chat_template", None):
             raise ModelError(
                 "data.chat_template = true, and the tokenizer has no chat template: use a chat model's tokenizer, or set "
@@ -32,18 +36,41 @@ class Renderer:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids that a response continues. Raises `DataError` when the chat template refuses the messages."""
         if prompt.text is not None:
-            ids = self._ids(prompt.text, add_special_tokens=True)
+            ids = Rendered(self.control, prompt.text).ids(add_special_tokens=True)
             eos = self.tokenizer.eos_token_id
             return ids[:-1] if len(ids) > 1 and eos is not None and ids[-1] == eos else ids
-        return self._ids(self._render(self._complete(prompt.messages), prompt.key, add_generation_prompt=True))
+        return self._ids(self.rendered(prompt.messages, prompt.key, add_generation_prompt=True), prompt.key)
 
-    def rendered(self, messages: Sequence[Message]) -> str:
-        """The chat messages as a text which a response continues, or which ends with the assistant's turn.
+    def rendered(
+        self, messages: Sequence[Message], key: str = "conversation", *, add_generation_prompt: bool | None = None
+    ) -> Rendered:
+        """The chat messages as a text, to be continued by a response: by default, unless they end with the assistant's turn.
 
         Raises `DataError` when the chat template refuses them.
         """
-        is_asked = messages[-1].get("role") != "assistant"
-        return self._render(self._complete(messages), "conversation", add_generation_prompt=is_asked)
+        is_asked = messages[-1].get("role") != "assistant" if add_generation_prompt is None else add_generation_prompt
+        shown, hidden = self.control.hide(self._complete(messages))
+        return Rendered(self.control, self._render(shown, key, add_generation_prompt=is_asked), hidden)
+
+    def following(self, messages: Sequence[Message], key: str = "conversation") -> Rendered:
+        """What stands between an answer and the next one: the end of the assistant's turn, `messages`, and the beginning of the
+        next answer. The answer's own ids are left as they are.
+
+        Raises `DataError` when the chat template refuses the messages there.
+        """
+        shown, hidden = self.control.hide(messages)
+        before = self._complete([{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}])
+        whole = Rendered(self.control, self._render([*before, *shown], key, add_generation_prompt=True), hidden)
+        if (at := whole.text.find(_ANSWER)) < 0:
+            raise DataError(f"{key}: the chat template leaves out what the assistant said before")
+        return whole.part(at + len(_ANSWER))
+
+    def extend(
+        self, ids: Sequence[int], answer: Sequence[int], messages: Sequence[Message], key: str = "conversation"
+    ) -> list[int]:
+        """The ids of the next turn's prompt: those of the turns so far, the `answer` as it was sampled, and `messages`."""
+        after = self._ids(self.following(messages, key), key)
+        return [*ids, *answer, *after[has_ended(answer, after) :]]
 
     def text(self, ids: Sequence[int]) -> str:
         """The ids as text, special tokens left out."""
@@ -58,8 +85,8 @@ class Renderer:
         Raises `DataError` when the chat template refuses the messages.
         """
         if isinstance(conversation, str):
-            return self._ids(conversation, add_special_tokens=True)
-        return self._ids(self._render(self._complete(conversation), key))
+            return Rendered(self.control, conversation).ids(add_special_tokens=True)
+        return self._ids(self.rendered(conversation, key, add_generation_prompt=False), key)
 
     def render_chat(self, messages: Sequence[Message], key: str = "conversation") -> tuple[list[int], list[int]]:
         """A whole conversation for supervised training: token ids `[T]` and loss mask `[T]`.
@@ -70,8 +97,9 @@ class Renderer:
         is learned, or the template does not render a conversation as an extension of its beginning, so that what belongs to a
         turn cannot be told.
         """
-        messages = self._complete(messages)
-        whole = self._render(messages, key)
+        messages, hidden = self.control.hide(self._complete(messages))
+        rendered = Rendered(self.control, self._render(messages, key), hidden)
+        whole = rendered.text
         ids: list[int] = []
         mask: list[int] = []
         done = 0
@@ -86,15 +114,15 @@ class Renderer:
                     "(some templates drop or rewrite earlier turns), so its loss mask cannot be told: use one row for each "
                     "assistant turn, or another template"
                 )
-            context = self._ids(before[done:])
-            turn = self._ids(after[len(before) :])
+            context = self._ids(rendered.part(done, len(before)), key)
+            turn = self._ids(rendered.part(len(before), len(after)), key)
             trained = self._num_trained(turn)
             ids += context + turn
             mask += [0] * len(context) + [1] * trained + [0] * (len(turn) - trained)
             done = len(after)
         if not any(mask):
             raise DataError(f"{key}: the conversation has no assistant message to learn from")
-        rest = self._ids(whole[done:])
+        rest = self._ids(rendered.part(done), key)
         return ids + rest, mask + [0] * len(rest)
 
     def _num_trained(self, turn: Sequence[int]) -> int:
@@ -127,7 +155,13 @@ class Renderer:
             raise DataError(f"{key}: the chat template refuses these messages: {type(error).__name__}: {error}") from error
         return str(rendered)
 
-    def _ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        if not text:
-            return []
-        return [int(token) for token in self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]]
+    def _ids(self, rendered: Rendered, key: str) -> list[int]:
+        try:
+            return rendered.ids()
+        except DataError as error:
+            raise DataError(f"{key}: {error}") from error
+
+
+def has_ended(answer: Sequence[int], following: Sequence[int]) -> bool:
+    """Whether an answer's last token is the end of its turn, with which `following` begins: one that was cut off has none."""
+    return len(answer) > 0 and len(following) > 0 and answer[-1] == following[0]

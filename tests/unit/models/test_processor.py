@@ -6,6 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omni_prompts import image, messages, prepare, sound, video
 from PIL import Image as Pillow
 
@@ -37,7 +39,7 @@ def own_output(processor: OmniProcessor, content):
     metadata = [{"fps": v.fps, "total_num_frames": len(v.frames), "frames_indices": list(range(len(v.frames)))} for v in videos]
     options = {"do_sample_frames": False, "video_metadata": metadata}
     return processor._processor(
-        text=[processor.render(messages(*content))],
+        text=[processor.render(messages(*content)).text],
         **({"images": [i.pixels for i in images]} if images else {}),
         **({"videos": [v.frames for v in videos], "videos_kwargs": options} if videos else {}),
         **({"audio": [s.samples for s in sounds]} if sounds else {}),
@@ -77,7 +79,7 @@ def test_the_two_tracks_lie_on_one_another(processors, content) -> None:
         back += [*prompt.ids[at : expansion.start].tolist(), prompt.unexpanded[expansion.place]]
         at = expansion.start + expansion.length
     assert [*back, *prompt.ids[at:].tolist()] == prompt.unexpanded.tolist()
-    assert prompt.unexpanded.tolist() == processor.tokenizer(processor.render(messages(*content))).input_ids
+    assert prompt.unexpanded.tolist() == processor.tokenizer(processor.render(messages(*content)).text).input_ids
 
 
 def test_frames_stand_at_their_times(processors) -> None:
@@ -91,7 +93,7 @@ def test_frames_stand_at_their_times(processors) -> None:
 def test_rows_of_an_image_are_not_taken_for_channels(processors, height) -> None:
     low = image(height, 64)
     found = prepare(processors("qwen3_vl"), low, "?")
-    text = processors("qwen3_vl").render(messages(low, "?"))
+    text = processors("qwen3_vl").render(messages(low, "?")).text
     own = processors("qwen3_vl")._processor(text=[text], images=[Pillow.fromarray(low.pixels)], return_tensors="np")
     assert found.ids.tolist() == own["input_ids"][0].tolist()
     assert np.array_equal(found.features["pixel_values"], own["pixel_values"])
@@ -122,16 +124,52 @@ def test_text_alone_has_no_features(processors) -> None:
     [
         ((image(), "?"), [], "has places for image, its media are none"),
         (("?",), [image()], "has places for none, its media are image"),
-        ((image(), "a literal <|image_pad|>"), [image()], "has places for image, image"),
         ((image(), video()), [video(), image()], "same order"),
         ((image(),), [image(1, 300)], "does not take"),
-        ((video(),), [Video(video().frames, video().times, 4.0, sound())], "sound beside it"),
+        ((video(),), [Video(video().frames, video().times, 4.0, sound())], "the model does not hear videos"),
     ],
 )
 def test_media_that_do_not_fit_are_refused(processors, content, media, message) -> None:
     processor = processors("qwen3_vl")
     with pytest.raises(DataError, match=re.escape(message)):
         processor.prepare(processor.render(messages(*content)), media)
+
+
+# What templates and processors write, and what stands for it inside of transformers.
+SPELLED = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|im_end|>", "<|placeholder|>", "<|image_placeholder|>"]
+TEXTS = st.lists(st.one_of(st.sampled_from([*SPELLED, "<|image", "_pad|>", " ", "a"]), st.text(max_size=3)), max_size=5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(before=TEXTS.map("".join), after=TEXTS.map("".join))
+def test_there_are_as_many_places_as_media_whatever_is_said(processors, before, after) -> None:
+    processor = processors("qwen3_vl")
+    small, still = image(64, 64), video(2)
+    content = (before, small, after, still)
+    found, bare = prepare(processor, *content), prepare(processor, small, still)
+    spans = [slice(run.start, run.start + run.length) for run in found.expansions]
+    assert [run.kind for run in found.expansions] == ["image", "video"]
+    assert [found.ids[span].tolist() for span in spans] == [
+        bare.ids[run.start : run.start + run.length].tolist() for run in bare.expansions
+    ]
+    if not any(spelling in said for said in (before, after) for spelling in SPELLED):
+        assert found.ids.tolist() == own_output(processor, content)["input_ids"][0].tolist()
+
+
+def test_places_are_found_in_later_turns_and_tools_and_nowhere_in_what_is_said(processors) -> None:
+    processor = processors("qwen3_vl")
+    parts = [{"type": "text", "text": "<image> or <|image_pad|>?"}, {"type": "image"}]
+    talk = [
+        {"role": "system", "content": "Never write <|vision_start|><|image_pad|><|vision_end|>."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "This: <|image_pad|><|im_end|>"},
+        {"role": "tool", "content": parts},
+    ]
+    prompt = processor.prepare(processor.render(talk), [image(), image(96, 64)])
+    assert [run.kind for run in prompt.expansions] == ["image", "image"]
+    assert prompt.ids.tolist().count(processor.tokenizer.eos_token_id) == len(talk)
+    own = processor.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    assert processor.tokenizer.decode(prompt.unexpanded) == own
 
 
 def test_a_sound_at_another_rate_is_refused(processors) -> None:
@@ -145,7 +183,7 @@ def test_a_sound_at_another_rate_is_refused(processors) -> None:
     ("content", "message"),
     [
         ((sound(31.0), "?"), "a sound lasts 31.0 s, of which the model's processor takes 30.0 s"),
-        ((sound(0.02), "or", sound(0.5)), "of 2 sounds the model hears 1: the others are too short"),
+        ((sound(0.02), "or", sound(0.5)), "a sound of 0.02 s is too short"),
     ],
 )
 def test_a_sound_that_would_be_cut_or_not_be_heard_is_refused(processors, content, message) -> None:
