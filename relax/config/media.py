@@ -1,26 +1,34 @@
 """How images, audio clips and videos of rows are found and decoded."""
 
+import re
+
 from pydantic import Field, field_validator, model_validator
 
 from relax.config.base import Section
 
 MOST_PIXELS = 178_000_000  # what Pillow opens at all
+PLACE = re.compile(r"\{(?::0(\d{1,2}))?\}")  # of a row's value in `file`
 
 
 class ModalitySection(Section):
     """Settings that images, audio clips and videos share."""
 
     file: str = "{}"
-    """How a row's value becomes a path, for rows with bare names: `"train2017/{}.jpg"`."""
+    """How a row's value becomes a path, for rows with bare names or numbers: `"train2017/{}.jpg"`; with `{:012}`, zeros come
+    before it up to 12 digits."""
     transforms: list[str] = []
     """Functions by dotted path, `package.module:function`; each takes what was decoded and returns another of its kind."""
 
     @field_validator("file")
     @classmethod
     def _has_a_place(cls, file: str) -> str:
-        if file.count("{}") != 1:
-            raise ValueError("must hold {} once: the place of the row's value")
+        if len(PLACE.findall(file)) != 1:
+            raise ValueError("must hold {} once (or {:012}, for 12 digits): the place of the row's value")
         return file
+
+    def path_of(self, value: str) -> str:
+        """The path of a row's value."""
+        return PLACE.sub(lambda place: value.zfill(int(place[1] or 0)), self.file)
 
 
 class ImageConfig(ModalitySection):

@@ -64,7 +64,7 @@ class Finder:
     def __init__(self, config: MediaConfig, folder: str, spool: Spool) -> None:
         self._config, self._spool = config, spool
         self._roots = [os.path.realpath(root) for root in config.roots or [folder]]
-        self._files = {"image": config.image.file, "audio": config.audio.file, "video": config.video.file}
+        self._kinds = {"image": config.image, "audio": config.audio, "video": config.video}
 
     def find(self, kind: str, raw: Any) -> Media:
         """Raises `Unreadable` when `raw` names no file inside the roots, or is nothing that could be one.
@@ -91,7 +91,7 @@ class Finder:
             if not self._config.allow_http:
                 raise Unreadable(f"{_short(text)} is an address, and media.allow_http = false")
             return Media(kind, text)
-        path = self._files[kind].replace("{}", text)
+        path = self._kinds[kind].path_of(text)
         try:
             return Media(kind, self._file(path))
         except Unreadable:
