@@ -1,7 +1,7 @@
 """What `relax check` can say about judges, without asking one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from relax.cli.findings import Finding, error, ok, warning
@@ -34,6 +34,35 @@ def judge_findings(config: RunConfig) -> Iterator[Finding]:
                         f"{root.time_limit_s:g}, and one request may take genrm.judges.{reward.route}.request_time_limit_s = "
                         f"{limit:g}: a slow judge, or one that is restarted, means responses without a reward",
                     )
+
+
+def shown_findings(config: RunConfig, names: Mapping[str, str]) -> Iterator[Finding]:
+    """What judges are shown of rows that have media. `names`: of the media in words, by kind."""
+    every = " and ".join(names.values())
+    for route, judge in judges_in_use(config).items() if names else ():
+        key = f"genrm.judges.{route}.media"
+        if judge.media is False:
+            yield ok(key, f"false: the judge is shown prompts without their {every}")
+        elif isinstance(judge, LocalJudgeConfig):
+            yield from _shown_to_local(key, judge, names)
+        elif judge.media:
+            yield ok(key, f"the server is sent the {every} of prompts")
+        else:
+            hint = "set media = true if the model behind it reads them, or false if it need not"
+            yield warning(key, f"the server is shown prompts without their {every}: {hint}")
+
+
+def _shown_to_local(key: str, judge: LocalJudgeConfig, names: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        folder = read_model_folder(judge.model)
+    except ModelError:
+        return  # which is a finding already
+    if unread := " and ".join(name for kind, name in names.items() if kind not in folder.media):
+        level = error if judge.media else warning
+        what = f"{folder.path} ({folder.model_type}) reads no {unread}, so the judge is shown prompts without them"
+        yield level(key, f"{what}: use a model that does, or set media = false if it need not see")
+    else:
+        yield ok(key, f"the judge is shown the {' and '.join(names.values())} of prompts")
 
 
 def _local(key: str, judge: LocalJudgeConfig) -> Iterator[Finding]:

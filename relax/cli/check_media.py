@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from relax.algorithms.table import has_critic
+from relax.cli.check_judges import shown_findings
 from relax.cli.findings import Finding, error, ok, warning
 from relax.cli.memory import human_bytes
 from relax.config import RunConfig
 from relax.config.data import DataConfig
-from relax.config.reward import GenRMRewardConfig, RewardModelRewardConfig, leaves
+from relax.config.reward import RewardModelRewardConfig, leaves
 from relax.data.media.cost import media_cost
 from relax.data.media.pool import MediaPool
 from relax.data.media.rows import forgotten_media
@@ -21,7 +22,6 @@ from relax.models.preparer import ReadyPrompt, open_pool
 from relax.types import Prompt
 
 _ROWS_DECODED = 8
-_BLIND = (GenRMRewardConfig, RewardModelRewardConfig)
 _NAMES = {"image": "images", "audio": "audio clips", "video": "videos"}
 
 
@@ -52,8 +52,9 @@ def media_findings(
             f"{key}.media", f'algorithm.type = "{kind}" has a critic, and critics read text alone: use another algorithm'
         )
     yield ok(f"{key}.media", f"{shown or 'none'} in {len(rows)} rows")
-    if any(isinstance(leaf, _BLIND) for reward in config.rewards.values() for leaf in leaves(reward)):
-        yield warning(f"{key}.media", "judges and reward models are shown the text of a prompt, without its media")
+    yield from shown_findings(config, {kind: name for kind, name in _NAMES.items() if counts[kind]})
+    if any(isinstance(leaf, RewardModelRewardConfig) for reward in config.rewards.values() for leaf in leaves(reward)):
+        yield warning(f"{key}.media", "reward models are shown the text of a prompt, without its media")
     tried = [row for row in rows if row.media][:_ROWS_DECODED]
     if decode and tried:
         yield from _decoded(config, data, key, model, source, tried)

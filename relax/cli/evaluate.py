@@ -9,6 +9,7 @@ from typing import Any
 from relax.bus.core import Core
 from relax.config import RunConfig, load_config
 from relax.control.services import Services
+from relax.data.media.source import Spool
 from relax.engines.pool import EnginePool
 from relax.errors import ConfigError
 from relax.models.folder import read_model_folder
@@ -52,10 +53,11 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
     try:
         await host.start()
         assert isinstance(host.role, EngineHost)
-        rewards = RewardPool(config.reward, services=await services.start())
+        spool = Spool()
+        rewards = RewardPool(config.reward, services=await services.start(), spool=spool)
         await rewards.start()
         pool = EnginePool({"engine-0": host.role.engine})
-        evaluation = Evaluation(config, load_tokenizer(config.model), rewards, pool, core)
+        evaluation = Evaluation(config, load_tokenizer(config.model), rewards, pool, core, spool)
         await evaluation.start()
         host.run()
         backend = await asyncio.to_thread(make_backend, config)
@@ -65,7 +67,7 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
                 raise ConfigError(f"the engine could not take the model's weights: {error}")
             await asyncio.sleep(0.05)
         groups = await evaluation.answers(0)
-        return summarise(0, groups), [sample for group in groups if group for sample in group]
+        return summarise(0, groups, evaluation.kinds), [sample for group in groups if group for sample in group]
     finally:
         if evaluation is not None:
             await evaluation.close()

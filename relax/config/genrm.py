@@ -25,6 +25,9 @@ class JudgeSection(Section):
     """Requests at once; others wait."""
     request_time_limit_s: float = Field(60.0, gt=0)
     """Longest time of one request to the judge, in seconds."""
+    media: bool | None = None
+    """Show it the images, audio clips and videos of prompts. Default: a model of your own is shown what it reads, a server
+    nothing."""
 
 
 class LocalJudgeConfig(JudgeSection):
@@ -40,6 +43,16 @@ class LocalJudgeConfig(JudgeSection):
     """How many engines answer. They are beside those of the policy, in every mode."""
     engine: EngineConfig = LocalEngineConfig()
     """The engine."""
+
+    def kinds_of(self, of_model: tuple[str, ...]) -> tuple[str, ...]:
+        """The kinds of media that it is shown, given those that its model reads."""
+        return () if self.media is False else of_model
+
+    def fault_of_media(self, of_model: tuple[str, ...]) -> str | None:
+        """What is wrong with `media` for a model that reads these kinds, if anything."""
+        if self.media and not of_model:
+            return f"media = true, and the model in {self.model.path} reads text alone: use one that sees, or leave media out"
+        return None
 
 
 class OpenAIJudgeConfig(JudgeSection):
@@ -59,6 +72,8 @@ class OpenAIJudgeConfig(JudgeSection):
     """How often a request is sent again: no connection, no answer in time, status 408, 425, 429 or 5xx."""
     backoff_s: float = Field(0.5, gt=0)
     """Pause before the first repetition, in seconds; it doubles each time, unless the server says when."""
+    max_media_bytes: int = Field(20 << 20, ge=1)
+    """Most bytes of media in one request, as the files are stored; with more there is no reward."""
 
 
 JudgeConfig = Annotated[LocalJudgeConfig | OpenAIJudgeConfig, Field(discriminator="type")]

@@ -14,7 +14,7 @@ Answer = Callable[[str, str, str, bytes], Awaitable[Reply]]
 """`answer(role, method, page, body)`."""
 
 _HOST = "127.0.0.1"
-_MAX_BODY_BYTES = 64 << 20
+_MAX_BODY_BYTES = 2 << 30  # videos may come with a request
 
 
 class Pages:

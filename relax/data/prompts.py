@@ -6,6 +6,7 @@ issue -> epoch = issue // len, place = issue % len -> the epoch's permutation (s
 import functools
 import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from relax.errors import ConfigError, DataError
 from relax.types import Prompt
 
 KEPT_ROWS = 4096  # made rows that are remembered
+MOST_KINDS = 32  # of held-out prompts, each a metric
 
 
 class PromptSource:
@@ -32,9 +34,9 @@ class PromptSource:
     are asked for.
     """
 
-    def __init__(self, data: DataConfig, seed: int) -> None:
+    def __init__(self, data: DataConfig, seed: int, spool: Spool | None = None) -> None:
         self._data, self._seed = data, seed
-        self.spool = Spool() if data.media is not None else None  # bytes of media that came inside rows
+        self.spool = (spool or Spool()) if data.media is not None else None  # bytes of media that came inside rows
         self._media = media_rows(data, self.spool)
         self._rows: list[Prompt] = []
         self._make: MakeRow | None = None
@@ -175,13 +177,13 @@ class PromptSource:
         return np.argsort(bits.random_raw(self._size), kind="stable")
 
 
-def open_prompts(data: DataConfig, *, seed: int) -> PromptSource:
-    """Opens the data and checks what can be checked at once.
+def open_prompts(data: DataConfig, *, seed: int, spool: Spool | None = None) -> PromptSource:
+    """Opens the data and checks what can be checked at once. `spool`: takes bytes of media, where several sources share one.
 
     Raises `DataError` for files that are missing, empty or malformed (with file and line), `ConfigError` for an unknown task,
     function or option.
     """
-    source = PromptSource(data, seed)
+    source = PromptSource(data, seed, spool)
     source.read()
     return source
 
@@ -206,6 +208,17 @@ def check_lengths(source: PromptSource, renderer: Renderer, max_prompt_tokens: i
         )
     source.limit(renderer, max_prompt_tokens)
     return source
+
+
+def kinds_of(prompts: Sequence[Prompt], by: str) -> list[str]:
+    """What the column `by` (`eval.by`) says of each prompt. Raises `ConfigError` when it is missing or has too many values."""
+    if (lacking := next((prompt for prompt in prompts if by not in prompt.metadata), None)) is not None:
+        found = nearest(by, list(lacking.metadata))
+        raise ConfigError(f"eval.by = {by!r}: {lacking.key} has no such column beside prompt and answer; {found}")
+    kinds = [str(prompt.metadata[by]) for prompt in prompts]
+    if len(set(kinds)) > MOST_KINDS:
+        raise ConfigError(f"eval.by = {by!r}: the column has {len(set(kinds))} values, and at most {MOST_KINDS} are told apart")
+    return kinds
 
 
 def _name(data: DataConfig) -> str:

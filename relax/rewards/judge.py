@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from relax.errors import RewardError
+from relax.rewards.media import as_request
 from relax.rewards.services import url_of
 from relax.rewards.waiting import wait_because
 
@@ -33,18 +34,33 @@ class JudgeReply:
 
 
 async def ask(
-    messages: Sequence[Mapping[str, str]], route: str = "default", *, attempt: int = 0, **sampling_params: Any
+    messages: Sequence[Mapping[str, Any]], route: str = "default", *, attempt: int = 0, **sampling_params: Any
 ) -> JudgeReply:
-    """What the judge at `route` replies to a conversation.
+    """What the judge at `route` replies to a conversation, whose media are parts of the prompt's messages.
 
     `sampling_params`: `temperature`, `max_new_tokens`, `seed`, `stop`, where they are not the judge's own. `attempt`: how often
     its reply was of no use before, which is counted. A judge that is down is asked until it is up: the reward's time limit ends
     that, and its error says what was heard of the judge last. Raises `RewardError` when it cannot be answered, and in processes
     that are not a run's.
     """
+    return JudgeReply(**await _answer(messages, route, attempt, sampling_params))
+
+
+async def ask_each(
+    messages: Sequence[Mapping[str, Any]], route: str = "default", *, seeds: Sequence[int], **sampling_params: Any
+) -> list[JudgeReply]:
+    """One reply for each seed, as `ask`; a local judge reads the conversation once for all of them."""
+    said = await _answer(messages, route, 0, {**sampling_params, "seeds": list(seeds)})
+    replies = said.pop("replies")
+    return [JudgeReply(**said, **reply) for reply in replies]
+
+
+async def _answer(
+    messages: Sequence[Mapping[str, Any]], route: str, attempt: int, sampling_params: Mapping[str, Any]
+) -> dict[str, Any]:
     url = f"{url_of('genrm')}/generate"
     content = {
-        "messages": [dict(message) for message in messages],
+        "messages": as_request(messages),
         "sampling_params": sampling_params,
         "route": route,
         "attempt": attempt,
@@ -54,7 +70,7 @@ async def ask(
         status, body = await _post(url, content)
         if status == 200:
             wait_because("")
-            return JudgeReply(**body)
+            return body
         said = f"judge {route!r}: {body.get('error', f'status {status}')}"
         if status != _DOWN:
             raise RewardError(said)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import msgspec
 
 from relax.config.reward import RewardConfig
+from relax.data.media.source import Spool
 from relax.errors import RewardError
+from relax.rewards.media import messages_of
 from relax.rewards.process import START_LIMIT_S, WorkerGone, WorkerProcess
 from relax.rewards.result import RewardResult
 from relax.rewards.tree import RewardTree
@@ -84,7 +86,8 @@ class PoolStats:
 class RewardPool:
     """`config.num_workers` processes that score responses with the reward of `config`.
 
-    `services`: URLs of the roles that rewards may ask, by name; workers find them in their environment.
+    `services`: URLs of the roles that rewards may ask, by name; workers find them in their environment. `spool`: the bytes of
+    media that came inside rows.
 
     >>> pool = RewardPool(ExactRewardConfig())                                            # doctest: +SKIP
     >>> await pool.start()                                                                # doctest: +SKIP
@@ -98,9 +101,10 @@ class RewardPool:
         config: RewardConfig,
         *,
         services: Mapping[str, str] | None = None,
+        spool: Spool | None = None,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
-        self._config, self._start_limit_s = config, start_limit_s
+        self._config, self._start_limit_s, self._spool = config, start_limit_s, spool
         self._services = services or {}
         self._tree = RewardTree(config)
         self._kinds: Sequence[Kind] = ()  # of the tree's leaves
@@ -157,7 +161,7 @@ class RewardPool:
 
     async def _score_leaf(self, reward: int, prompt: Prompt, responses: Sequence[str]) -> list[RewardResult]:
         """What leaf `reward` of the tree gives."""
-        shown = prompt.text if prompt.text is not None else [dict(message) for message in prompt.messages]
+        shown = prompt.text if prompt.text is not None else messages_of(prompt)
         media = [{"kind": item.kind, "source": item.source} for item in prompt.media]
         context = Context(shown, prompt.answer, ({"media": media} if media else {}) | dict(prompt.metadata))
         try:
@@ -203,7 +207,7 @@ class RewardPool:
             self._wake.notify_all()
 
     async def _spawn(self) -> WorkerProcess:
-        process = await WorkerProcess.start(self._tree.leaves, self._start_limit_s, self._services)
+        process = await WorkerProcess.start(self._tree.leaves, self._start_limit_s, self._services, self._spool)
         self._processes.add(process)
         return process
 

@@ -15,6 +15,7 @@ import msgspec
 
 from relax.child import end_child, start_child
 from relax.config.reward import FunctionRewardConfig, RewardConfig
+from relax.data.media.source import Spool
 from relax.errors import ConfigError, RewardError
 from relax.rewards.services import as_environment
 from relax.rewards.wire import (
@@ -63,9 +64,13 @@ class WorkerProcess:
 
     @staticmethod
     async def start(
-        configs: Sequence[RewardConfig], limit_s: float = START_LIMIT_S, services: Mapping[str, str] | None = None
+        configs: Sequence[RewardConfig],
+        limit_s: float = START_LIMIT_S,
+        services: Mapping[str, str] | None = None,
+        spool: Spool | None = None,
     ) -> "WorkerProcess":
-        """Starts a worker and waits until it has imported its rewards. `services`: URLs of roles that they may ask, by name.
+        """Starts a worker and waits until it has imported its rewards. `services`: URLs of roles that they may ask, by name;
+        `spool`: the bytes of media that came inside rows.
 
         Raises `ConfigError` when a reward cannot be imported in `limit_s` seconds, or the worker dies of it; `RewardError`
         when no process can be started.
@@ -75,7 +80,7 @@ class WorkerProcess:
         with tempfile.TemporaryFile() as shared:
             shared.truncate(PROGRESS.size)
             progress = mmap.mmap(shared.fileno(), PROGRESS.size)
-            fds = (theirs.fileno(), life_read, shared.fileno())
+            fds = (theirs.fileno(), life_read, shared.fileno(), *([spool.fd] if spool is not None else []))
             try:
                 process = await asyncio.to_thread(start_child, "relax.rewards.worker", fds, as_environment(services or {}))
             except BaseException as error:  # cancelled: a worker that was started all the same sees the closed ends, and ends

@@ -1,8 +1,9 @@
-"""The process in which rewards are computed: `python -m relax.rewards.worker CHANNEL LIFE PROGRESS` (file descriptors).
+"""The process in which rewards are computed: `python -m relax.rewards.worker CHANNEL LIFE PROGRESS [SPOOL]` (file descriptors).
 
     parent --- frames of calls ---> CHANNEL --- frames of results, as they come ---> parent
     parent <--- PROGRESS (shared memory): which call runs, and since when ---
     LIFE closes with the parent; the kernel then ends this process and what it started, whatever it is doing
+    SPOOL: bytes of media that came inside rows
 
 Imports neither torch nor ray. Standard output is sent to standard error, so that a print in a reward function cannot
 disturb the frames.
@@ -23,6 +24,7 @@ from pydantic import TypeAdapter
 from relax.child import die_with_parent
 from relax.config.reward import RewardConfig
 from relax.errors import ConfigError, RelaxError
+from relax.rewards.media import use_spool
 from relax.rewards.result import read_return_value
 from relax.rewards.table import Scorer, make_scorer
 from relax.rewards.waiting import begin_wait
@@ -48,9 +50,11 @@ FLUSH_S = 0.005  # results are sent this often while calls are quick
 
 def main(argv: list[str]) -> None:
     """Imports the rewards that the parent names, says whether that went well, and scores until the channel closes."""
-    channel_fd, life_fd, progress_fd = (int(text) for text in argv)
-    for fd in (channel_fd, life_fd, progress_fd):
+    channel_fd, life_fd, progress_fd, *spool_fd = fds = [int(text) for text in argv]
+    for fd in fds:
         os.set_inheritable(fd, False)  # what a reward starts must not keep them open
+    if spool_fd:
+        use_spool(spool_fd[0])
     os.dup2(2, 1)
     die_with_parent(life_fd)
     channel = socket.socket(fileno=channel_fd)

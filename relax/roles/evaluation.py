@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from relax.bus.transfer_queue import TransferQueue
 from relax.config.data import DataConfig
 from relax.config.run import RunConfig
-from relax.data.prompts import PromptSource, check_lengths, open_prompts
+from relax.data.media.source import Spool
+from relax.data.prompts import PromptSource, check_lengths, kinds_of, open_prompts
 from relax.data.render import Renderer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
@@ -30,20 +31,34 @@ _HOLDER, _WAIT_S = "evaluation", 60.0
 class Evaluation:
     """Shares engines and reward workers with training; asks for few prompts at a time so that training goes on."""
 
-    def __init__(self, config: RunConfig, tokenizer: Any, rewards: RewardPool, engines: EnginePool, bus: TransferQueue) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: Any,
+        rewards: RewardPool,
+        engines: EnginePool,
+        bus: TransferQueue,
+        spool: Spool | None = None,
+    ) -> None:
         assert config.eval is not None
+        self._spool = spool  # that of the rewards
         self._run, self._eval, self._bus = config, config.eval, bus
         self._renderer = Renderer(tokenizer, config.eval.data)
         self._rewards, self._engines = rewards, engines
+        self.kinds: list[str] = []  # what the column `eval.by` says of each prompt
         self._source: PromptSource | None = None
         self._preparer: Preparer | None = None
 
     async def start(self) -> None:
         longest = self._eval.max_new_tokens or self._run.rollout.max_new_tokens
         room = longest_prompt(self._run, self._eval.data, longest)
-        self._source = await asyncio.to_thread(open_checked, self._eval.data, self._run.run.seed, self._renderer, room)
+        opened = (self._eval.data, self._run.run.seed, self._renderer, room, self._spool)
+        self._source = await asyncio.to_thread(open_checked, *opened)
         self._preparer = Preparer(self._run.model, self._eval.data, self._renderer, spool=self._source.spool, max_tokens=room)
         await self._preparer.start()
+        if self._eval.by is not None:
+            count = min(self._eval.num_prompts, len(self._source))
+            self.kinds = kinds_of([self._source.row(index) for index in range(count)], self._eval.by)
 
     async def close(self) -> None:
         if self._preparer is not None:
@@ -84,7 +99,7 @@ class Evaluation:
 
     async def run(self, step: int) -> dict[str, Any]:
         """Metrics: `eval/accuracy` (mean reward), `eval/pass@k`, lengths, failures, and the policy versions that answered."""
-        return summarise(step, await self.answers(step))
+        return summarise(step, await self.answers(step), self.kinds)
 
     async def answers(self, step: int) -> list[list[Sample] | None]:
         """The scored samples of each prompt, in the order of the data; None where the engine failed."""
@@ -126,13 +141,14 @@ def longest_prompt(config: RunConfig, data: DataConfig, max_new_tokens: int) -> 
     return min(room, data.max_prompt_tokens or room)
 
 
-def open_checked(data: DataConfig, seed: int, renderer: Renderer, room: int) -> PromptSource:
-    """Opens the prompts and treats those longer than `room` tokens as bad rows."""
-    return check_lengths(open_prompts(data, seed=seed), renderer, room)
+def open_checked(data: DataConfig, seed: int, renderer: Renderer, room: int, spool: Spool | None) -> PromptSource:
+    """Opens the prompts and treats those longer than `room` tokens as bad rows. `spool`: takes bytes of media."""
+    return check_lengths(open_prompts(data, seed=seed, spool=spool), renderer, room)
 
 
-def summarise(step: int, groups: list[list[Sample] | None]) -> dict[str, Any]:
-    """Means over scored samples; prompts without one are counted under `eval/failed`, not as zeros."""
+def summarise(step: int, groups: list[list[Sample] | None], kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """Means over scored samples, all and by the prompts' `kinds`; prompts without one are counted under `eval/failed`, not as
+    zeros."""
     scored = [[s for s in group if s.reward is not None] for group in groups if group]
     scored = [group for group in scored if group]
     samples = [sample for group in scored for sample in group]
@@ -146,6 +162,10 @@ def summarise(step: int, groups: list[list[Sample] | None]) -> dict[str, Any]:
         "eval/version_min": min(versions),
         "eval/version_max": max(versions),
     }
+    for kind in sorted(set(kinds)):
+        of_kind = [s.reward for group, its in zip(groups, kinds, strict=True) for s in group or () if its == kind]
+        if found := [reward for reward in of_kind if reward is not None]:
+            metrics[f"eval/accuracy/{kind}"] = float(np.mean(found))
     k = max(len(group) for group in scored)
     if k > 1:
         metrics[f"eval/pass@{k}"] = float(np.mean([max(s.reward or 0.0 for s in group) >= 1.0 for group in scored]))

@@ -1,26 +1,23 @@
-"""Judges: what answers the requests of the genrm role. Models on engines of this run, and servers of somebody else's."""
+"""Judges: what answers the requests of the genrm role. Here: what all of them are, and models on engines of this run."""
 
 import asyncio
 import itertools
-import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aiohttp
-
 from relax.config.data import DataSection
-from relax.config.genrm import JudgeConfig, LocalJudgeConfig, OpenAIJudgeConfig
+from relax.config.genrm import JudgeConfig, LocalJudgeConfig
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.engines.engine import EngineStats, RequestError
 from relax.engines.pool import EnginePool
-from relax.errors import ConfigError, DataError, EngineError, ModelError, ServerError
+from relax.errors import DataError, EngineError, ModelError
 from relax.models.folder import read_model_folder
-from relax.rewards.http import open_session, post
-from relax.types import FinishReason, GenerateRequest, Prompt, Sampling
+from relax.models.preparer import ReadyPrompt
+from relax.roles.shown_media import PreparedMedia, ShownMedia
+from relax.types import Completion, FinishReason, GenerateRequest, Media, Prompt, Sampling
 
 WRONG, REFUSED, DOWN, LATE = 400, 502, 503, 504
 _STATS_S = 5.0
@@ -36,18 +33,22 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that a judge is to continue."""
+    """A conversation that a judge is to continue: once for each of `seeds`, or once with a seed that nobody knows.
 
-    messages: Sequence[Mapping[str, str]]
+    `media` are in the order of the parts in `messages` that stand for them.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
     temperature: float
     max_new_tokens: int
-    seed: int | None = None
+    seeds: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    media: tuple[Media, ...] = ()
 
     @property
-    def has_one_reply(self) -> bool:
+    def is_repeatable(self) -> bool:
         """Whether asking again would give the same."""
-        return self.temperature == 0 or self.seed is not None
+        return self.temperature == 0 or bool(self.seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,18 @@ class Verbatim:
 
 
 class Judge(Protocol):
-    """Answers one question at a time, of which any number may be under way."""
+    """Answers questions, of which any number may be under way. `kinds`: the media that it is shown, once it is started."""
+
+    kinds: tuple[str, ...]
 
     async def start(self) -> None:
         """Raises a `ConfigError` or `ModelError` when it cannot be used."""
 
-    async def reply(self, question: Question) -> Verbatim:
-        """Raises `JudgeError`."""
+    async def stop(self) -> None:
+        """Frees what `start` took."""
+
+    async def replies(self, question: Question) -> list[Verbatim]:
+        """One for each seed. Raises `JudgeError`."""
         ...
 
     async def engines(self) -> list[dict[str, Any]]:
@@ -74,19 +80,14 @@ class Judge(Protocol):
         ...
 
 
-def make_judge(route: str, config: JudgeConfig, engines: EnginePool | None) -> Judge:
-    """The judge that `genrm.judges.{route}` describes; `engines`: those of a local one."""
-    if isinstance(config, OpenAIJudgeConfig):
-        return ServedJudge(route, config)
-    assert engines is not None, f"judge {route} has no engines"
-    return LocalJudge(route, config, engines)
-
-
 class LocalJudge:
-    """A model on engines of this run, with its own tokenizer and chat template."""
+    """A model on engines of this run, with its own tokenizer, chat template and processor. `shown`: where rows have media."""
 
-    def __init__(self, route: str, config: LocalJudgeConfig, engines: EnginePool) -> None:
-        self._config, self._engines = config, engines
+    def __init__(self, route: str, config: LocalJudgeConfig, engines: EnginePool, shown: ShownMedia | None) -> None:
+        self._config, self._engines, self._shown = config, engines, shown
+        self.kinds: tuple[str, ...] = ()
+        self._media: PreparedMedia | None = None
+        self._places = asyncio.Semaphore(config.max_requests)
         self._key = f"genrm.judges.{route}"
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
         self._renderer: Renderer | None = None
@@ -96,7 +97,7 @@ class LocalJudge:
         model = self._config.model
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
-            self._context = model.max_context or read_model_folder(model).context
+            folder = read_model_folder(model)
         except ModelError as error:
             named = str(error) if str(error).startswith("model.") else f"model.path: {error}"
             raise ModelError(f"{self._key}.{named}") from error
@@ -104,39 +105,66 @@ class LocalJudge:
             raise ModelError(
                 f"{self._key}.model.path = {model.path!r}: its tokenizer has no chat template, which a judge needs"
             )
+        self._context = model.max_context or folder.context
         self._renderer = Renderer(tokenizer, DataSection(template_options=self._config.template_options))
+        if self._shown is not None:
+            if fault := self._config.fault_of_media(folder.media):
+                raise ModelError(f"{self._key}.{fault}")
+            self.kinds = self._config.kinds_of(folder.media)
+        if self._shown is not None and self.kinds:
+            self._media = PreparedMedia(model, self._shown)
+            await self._media.start()
 
-    async def reply(self, question: Question) -> Verbatim:
+    async def stop(self) -> None:
+        if self._media is not None:
+            await self._media.close()
+
+    async def replies(self, question: Question) -> list[Verbatim]:
+        async with self._places:
+            return await self._replies(question)
+
+    async def _replies(self, question: Question) -> list[Verbatim]:
         assert self._renderer is not None, "not started"
-        ids = self._prompt_ids(self._renderer, question)
         sampling = Sampling(question.max_new_tokens, question.temperature, stop=question.stop)
-        seed = question.seed if question.seed is not None else secrets.randbits(62)
+        seeds = question.seeds or (secrets.randbits(62),)
         try:
             async with asyncio.timeout(self._config.request_time_limit_s):
-                [completion] = await self._engines.generate(GenerateRequest(next(self._names), ids, (seed,), sampling))
+                ready = await self._read(self._renderer, question)
+                request = GenerateRequest(next(self._names), ready.ids, seeds, sampling, features=ready.features)
+                completions = await self._engines.generate(request)
         except TimeoutError as error:
             raise JudgeError(LATE if await self._is_up() else DOWN, late(self._key, self._config)) from error
         except RequestError as error:
             raise JudgeError(WRONG, f"{self._key}: {error}") from error
         except EngineError as error:
             raise JudgeError(DOWN, f"{self._key}: {error}") from error
+        return [self._verbatim(self._renderer, completion) for completion in completions]
+
+    def _verbatim(self, renderer: Renderer, completion: Completion) -> Verbatim:
         if completion.finish is FinishReason.ABORT:
             raise JudgeError(DOWN, f"{self._key}: the request was aborted")
         reason = "length" if completion.finish is FinishReason.LENGTH else "stop"
-        return Verbatim(self._renderer.text(completion.token_ids.tolist()), reason, len(completion.token_ids))
+        return Verbatim(renderer.text(completion.token_ids.tolist()), reason, len(completion.token_ids))
 
-    def _prompt_ids(self, renderer: Renderer, question: Question) -> list[int]:
+    async def _read(self, renderer: Renderer, question: Question) -> ReadyPrompt:
+        """The ids of the messages, those of media in their places. What messages say is text to the renderer, whatever it
+        says: places are those of parts."""
         try:
             ids = renderer.prompt_ids(Prompt("the messages", messages=tuple(question.messages)))
+            ready = ReadyPrompt(ids)
+            if question.media:
+                assert self._media is not None, "kinds that it is not shown are left out"
+                of_media = await self._media.of(question.media)
+                ready = ReadyPrompt(of_media.expand(ids, [0] * len(ids))[0], of_media.features)
         except DataError as error:
             raise JudgeError(WRONG, f"{self._key}: {error}") from error
-        if self._context and len(ids) + question.max_new_tokens > self._context:
+        if self._context and len(ready.ids) + question.max_new_tokens > self._context:
             raise JudgeError(
                 WRONG,
-                f"{self._key}: the messages have {len(ids)} tokens, which leaves no room for max_new_tokens = "
+                f"{self._key}: the messages have {len(ready.ids)} tokens, which leaves no room for max_new_tokens = "
                 f"{question.max_new_tokens} in a context of {self._context}; nothing is cut off: ask with less",
             )
-        return ids
+        return ready
 
     async def _is_up(self) -> bool:
         return any(stats.version >= 0 for stats in (await self._stats()).values())
@@ -162,70 +190,6 @@ class LocalJudge:
         ]
 
 
-class ServedJudge:
-    """A model behind a server that speaks OpenAI's chat protocol."""
-
-    def __init__(self, route: str, config: OpenAIJudgeConfig) -> None:
-        self._config, self._key = config, f"genrm.judges.{route}"
-        self._url = f"{config.url.rstrip('/')}/chat/completions"
-        self._last_error: str | None = None
-
-    async def start(self) -> None:
-        check_key(self._key, self._config)
-
-    async def reply(self, question: Question) -> Verbatim:
-        config = self._config
-        content: dict[str, Any] = {
-            "model": config.model,
-            "messages": [dict(message) for message in question.messages],
-            "temperature": question.temperature,
-            "max_tokens": question.max_new_tokens,
-            "n": 1,
-        }
-        content |= {"seed": question.seed} if question.seed is not None else {}
-        content |= {"stop": list(question.stop)} if question.stop else {}
-        try:
-            async with open_session(config.headers, config.api_key_env, config.request_time_limit_s) as session:
-                body = await post(session, self._url, content, retries=config.retries, backoff_s=config.backoff_s)
-            reply = read_chat_completion(body)
-        except TimeoutError as error:
-            raise self._failed(LATE, late(self._key, config)) from error
-        except ServerError as error:
-            raise self._failed(DOWN if error.may_pass else REFUSED, f"{self._url}: {error}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._failed(DOWN, f"{self._url}: {type(error).__name__}: {error}") from error
-        self._last_error = None
-        return reply
-
-    def _failed(self, status: int, text: str) -> JudgeError:
-        self._last_error = text
-        return JudgeError(status, text)
-
-    async def engines(self) -> list[dict[str, Any]]:
-        found = {"engine": self._config.url, "model": self._config.model, "is_ready": self._last_error is None}
-        return [found | ({"error": self._last_error} if self._last_error else {})]
-
-
-def check_key(key: str, config: OpenAIJudgeConfig) -> None:
-    """Raises `ConfigError` when the key's environment variable is not set."""
-    if config.api_key_env is not None and not os.environ.get(config.api_key_env):
-        raise ConfigError(f"{key}.api_key_env = {config.api_key_env!r}: this environment variable is not set")
-
-
 def late(key: str, config: JudgeConfig) -> str:
     """What is said of a judge that took too long."""
     return f"no answer in {key}.request_time_limit_s = {config.request_time_limit_s:g}"
-
-
-def read_chat_completion(body: bytes) -> Verbatim:
-    """The first choice of a chat completion. Raises `ServerError` for a body that is none."""
-    try:
-        document = json.loads(body)
-        choice = document["choices"][0]
-        text, reason = choice["message"]["content"], choice.get("finish_reason")
-        tokens = (document.get("usage") or {}).get("completion_tokens") or 0
-        if not isinstance(text, str) or not isinstance(tokens, int):
-            raise TypeError
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise ServerError(f"it did not answer with a chat completion: {body[:100].decode('utf-8', 'replace')}") from error
-    return Verbatim(text, "stop" if reason in ("stop", None) else str(reason), tokens)

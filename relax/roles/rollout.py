@@ -11,6 +11,7 @@ void when its group is done (the trainer went back meanwhile) is forgotten: its 
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from relax.bus.transfer_queue import Ticket, TransferQueue
 from relax.config.run import RunConfig
+from relax.data.media.source import Spool
 from relax.data.prompts import PromptSource
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
@@ -27,9 +29,10 @@ from relax.envs.single_turn import play_single_turn
 from relax.errors import BusGone, DataError, EngineError, RoleError, StaleHandle, WaitTimeout
 from relax.models.preparer import Features, Preparer
 from relax.rewards.pool import RewardPool
+from relax.roles.engine_room import EngineRoom
 from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
-from relax.types import Column, Outcome, Prompt, Ragged, Sample, Sampling, newest_version_only
+from relax.types import Column, Completion, GenerateRequest, Outcome, Prompt, Ragged, Sample, Sampling, newest_version_only
 
 _REPORT_S = 0.2  # totals are sent this often at most, and every so often while groups come
 _HEARTBEAT_S = 1.0
@@ -68,6 +71,7 @@ class Rollout(Role):
         self._renderer: Renderer | None = None
         self._preparer: Preparer | None = None
         self._next_prompt = 0  # after all that were asked for
+        self._engine_room = EngineRoom(self._groups_in_slots(), time.monotonic)
         self._evaluation: Evaluation | None = None
 
     async def start(self) -> None:
@@ -75,17 +79,18 @@ class Rollout(Role):
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         self._renderer = Renderer(tokenizer, config.data)
         room = longest_prompt(config, config.data, config.rollout.max_new_tokens)
-        self._source = await asyncio.to_thread(open_checked, config.data, config.run.seed, self._renderer, room)
+        spool = Spool()  # of training and evaluation, for rewards that show media to others
+        self._source = await asyncio.to_thread(open_checked, config.data, config.run.seed, self._renderer, room, spool)
         self._preparer = Preparer(config.model, config.data, self._renderer, spool=self._source.spool, max_tokens=room)
         await self._preparer.start()
-        self._rewards = RewardPool(config.reward, services=self._services)
+        self._rewards = RewardPool(config.reward, services=self._services, spool=spool)
         await self._rewards.start()
         if config.eval is not None:
             rewards = self._rewards
             if config.eval.reward is not None:
-                rewards = self._eval_rewards = RewardPool(config.eval.reward, services=self._services)
+                rewards = self._eval_rewards = RewardPool(config.eval.reward, services=self._services, spool=spool)
                 await rewards.start()
-            self._evaluation = Evaluation(config, tokenizer, rewards, self.engines, self.bus)
+            self._evaluation = Evaluation(config, tokenizer, rewards, self.engines, self.bus, spool)
             await self._evaluation.start()
 
     async def stop(self) -> None:
@@ -99,9 +104,11 @@ class Rollout(Role):
 
     def max_groups_in_flight(self) -> int:
         """Enough groups to fill every engine's slots while others are being scored."""
+        return max(2, int(1.5 * self._groups_in_slots()) + 1)
+
+    def _groups_in_slots(self) -> float:
         rollout = self.config.rollout
-        in_slots = rollout.num_engines * rollout.engine.max_slots / rollout.group_size
-        return max(2, int(1.5 * in_slots) + 1)
+        return rollout.num_engines * rollout.engine.max_slots / rollout.group_size
 
     async def run(self) -> None:
         heartbeat = asyncio.create_task(self._heartbeat())
@@ -183,7 +190,8 @@ class Rollout(Role):
         rollout, issue = self.config.rollout, ticket.issue
         prompt = self._source.prompt(ticket.prompt)
         try:
-            ready = await self._preparer.prepare(prompt, self._following(ticket.prompt))
+            with self._engine_room.waiting():
+                ready = await self._preparer.prepare(prompt, self._following(ticket.prompt))
             samples = await play_single_turn(
                 prompt=prompt,
                 group_id=issue,
@@ -191,7 +199,7 @@ class Rollout(Role):
                 features=ready.features,
                 seeds=sample_seeds(self.config.run.seed, ticket.prompt, rollout.group_size),
                 sampling=Sampling(rollout.max_new_tokens, rollout.temperature, stop=rollout.stop),
-                generate=self.engines.generate,
+                generate=self._completions,
                 score=self._rewards.score,
                 to_text=self._renderer.text,
             )
@@ -220,6 +228,10 @@ class Rollout(Role):
         self.progress += 1
         if asyncio.get_running_loop().time() - self._reported >= _REPORT_S:
             await self._report()
+
+    async def _completions(self, request: GenerateRequest) -> list[Completion]:
+        with self._engine_room.working():
+            return await self.engines.generate(request)
 
     def _following(self, number: int) -> list[Prompt]:
         """The prompts that will be asked for next, as far as media are looked ahead for."""
@@ -281,7 +293,9 @@ class Rollout(Role):
 
     async def _report(self) -> None:
         self._reported = asyncio.get_running_loop().time()
-        counts = {**self.counts, **(self._preparer.totals if self._preparer is not None else {})}
+        counts: dict[str, float] = dict(self.counts)
+        if self._preparer is not None and (media := self._preparer.totals):
+            counts |= {**media, "wait/media_s": self._engine_room.starved_s}
         await self.bus.emit({"kind": "rollout", "counts": counts, "waited_s": self.waited_s})
 
     def status(self) -> dict[str, Any]:

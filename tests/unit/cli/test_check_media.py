@@ -1,6 +1,7 @@
 """`relax check` on rows with media: how many there are, and whether the model reads them."""
 
 import json
+import shutil
 
 import pytest
 
@@ -48,8 +49,41 @@ def test_media_that_are_forgotten_are_an_error_where_the_model_could_read_them(s
     assert "the images in the column 'images' would not be shown to a model that reads images: set media = {}" in fault
 
 
-def test_a_judge_that_sees_no_images_is_a_warning(small_run, with_images, fake_model):
+@pytest.mark.parametrize(
+    ("media", "level", "text"),
+    [
+        (None, Level.WARNING, "the server is shown prompts without their images: set media = true"),
+        ("true", Level.OK, "the server is sent the images of prompts"),
+        ("false", Level.OK, "false: the judge is shown prompts without their images"),
+    ],
+)
+def test_what_a_server_is_shown_is_said(small_run, with_images, fake_model, media, level, text):
     fake_model(vision_config={"depth": 1})
     judge = ["reward.type=genrm", "genrm.judges.default.type=openai", "genrm.judges.default.model=m"]
-    judged = [*with_images, *judge, "genrm.judges.default.url=http://127.0.0.1:9/v1"]
-    assert any("judges and reward models" in text for text in said(check_config(load_config(small_run, judged)), Level.WARNING))
+    judge += ["genrm.judges.default.url=http://127.0.0.1:9/v1", *([f"genrm.judges.default.media={media}"] if media else [])]
+    assert text in _of_judge(check_config(load_config(small_run, [*with_images, *judge])), level)
+    without = [override for override in with_images if "media" not in override]
+    assert not _of_judge(check_config(load_config(small_run, [*without, *judge])), level), "rows are of text"
+
+
+@pytest.mark.parametrize(
+    ("reads", "media", "level", "text"),
+    [
+        ({"vision_config": {}}, None, Level.WARNING, "reads no images, so the judge is shown prompts without them"),
+        ({"vision_config": {}}, "true", Level.ERROR, "reads no images"),
+        ({"vision_config": {"depth": 1}}, None, Level.OK, "the judge is shown the images of prompts"),
+    ],
+)
+def test_a_judge_of_ones_own_is_shown_what_its_model_reads(
+    small_run, with_images, fake_model, tmp_path, reads, media, level, text
+):
+    shutil.copytree(fake_model(**reads), tmp_path / "judge")
+    fake_model(vision_config={"depth": 1})
+    judge = ["reward.type=genrm", "genrm.judges.default.type=local", f"genrm.judges.default.model.path={tmp_path}/judge"]
+    judge += [f"genrm.judges.default.media={media}"] if media else []
+    assert text in _of_judge(check_config(load_config(small_run, [*with_images, *judge])), level)
+
+
+def _of_judge(report, level):
+    about = "genrm.judges.default.media"
+    return "".join(finding.text for finding in report.findings if finding.about == about and finding.level is level)

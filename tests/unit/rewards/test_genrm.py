@@ -1,6 +1,8 @@
 """The reward of a judge: what it is asked, how often, and that no verdict is never a zero."""
 
 import asyncio
+import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,10 +11,11 @@ import pytest
 from aiohttp import web
 
 from relax.config.reward import GenRMRewardConfig, SumRewardConfig
+from relax.data.media.source import Spool
 from relax.errors import ConfigError, RewardError
 from relax.rewards.genrm import load_template, make_genrm
 from relax.rewards.pool import RewardPool
-from relax.types import Outcome, Prompt
+from relax.types import Media, Outcome, Prompt
 
 Say = Callable[[dict[str, Any], int], Any]
 
@@ -26,15 +29,23 @@ class Judge:
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append(body)
-        said = self.say(body, len(self.asked) - 1)
-        if isinstance(said, web.Response):
-            return said
-        reply = {"response": said, "route": body["route"], "finish_reason": "stop", "completion_tokens": 3, "cached": False}
-        return web.json_response(reply)
+        if (seeds := body["sampling_params"].get("seeds")) is None:
+            said = self.say(body, len(self.asked) - 1)
+            if isinstance(said, web.Response):
+                return said
+            return web.json_response({"route": body["route"], "cached": False, **reply(said)})
+        said = [self.say({**body, "sampling_params": {"seed": seed}}, len(self.asked) - 1) for seed in seeds]
+        if isinstance(said[0], web.Response):
+            return said[0]
+        return web.json_response({"route": body["route"], "cached": False, "replies": [*map(reply, said)]})
 
     @property
     def texts(self) -> list[str]:
         return [body["messages"][-1]["content"] for body in self.asked]
+
+
+def reply(said: str) -> dict[str, Any]:
+    return {"response": said, "finish_reason": "stop", "completion_tokens": 3}
 
 
 @asynccontextmanager
@@ -141,8 +152,8 @@ async def test_votes_are_averaged_and_the_same_in_every_run(monkeypatch: pytest.
     config = GenRMRewardConfig(num_votes=5, temperature=1.0)
     async with judging(by_seed, monkeypatch) as judge:
         first = await score(config)
-        seeds = {body["sampling_params"]["seed"] for body in judge.asked}
-        assert len(seeds) == 5
+        [seeds] = [body["sampling_params"]["seeds"] for body in judge.asked]
+        assert len({*seeds}) == 5, "all are asked for at once"
         assert first == sum(seed % 2 for seed in seeds) / 5
         assert await score(config) == first
     with pytest.raises(ValueError, match="all votes are the same"):
@@ -196,3 +207,59 @@ async def test_nothing_is_asked_in_a_process_without_a_judge(monkeypatch: pytest
     monkeypatch.delenv("RELAX_GENRM_URL", raising=False)
     with pytest.raises(RewardError, match="no genrm role"):
         await asyncio.wait_for(score(GenRMRewardConfig()), 5)
+
+
+SEEN = [
+    {"role": "user", "content": [{"type": "image", "source": "/data/first.png"}, {"type": "text", "text": "And this:"}]},
+    {"role": "assistant", "content": "What of it?"},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Is "},
+            {"type": "image", "source": "/data/a.png"},
+            {"type": "text", "text": " red?"},
+        ],
+    },
+]
+
+
+async def test_media_stand_where_the_prompt_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ({"type": "image", "path": f"/data/{name}.png"} for name in ("first", "a"))
+    async with judging(lambda *_: "yes", monkeypatch) as judge:
+        for template in (
+            "{{ response }}<image> {{ prompt | upper }}{{ prompt }}",
+            "{{ response }} {{ messages | tojson }}",
+        ):
+            await score(GenRMRewardConfig(template=template), "yes <image>", prompt=SEEN)
+        placed, in_front = [body["messages"][-1]["content"] for body in judge.asked]
+        assert placed == [
+            first,  # of an earlier message
+            {"type": "text", "text": "yes <image><image> IS "},
+            second,
+            {"type": "text", "text": " RED?Is "},
+            {"type": "text", "text": " red?"},
+        ]
+        assert in_front[:2] == [first, second]
+        assert "source" not in in_front[2]["text"], "where files lie is nothing to a judge"
+        elsewhere = json.loads(json.dumps(SEEN).replace("/data", "/elsewhere"))
+        await score(GenRMRewardConfig(), prompt=SEEN)
+        await score(GenRMRewardConfig(), prompt=elsewhere)
+        *_, here, there = judge.asked
+        assert here["sampling_params"]["seed"] == there["sampling_params"]["seed"]
+        assert json.dumps(here).replace("/data", "/elsewhere") == json.dumps(there), "and so the same votes"
+
+
+async def test_workers_send_what_came_inside_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool()
+    spool.keep(b"another")
+    part = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    media = (Media("image", spool.keep(b"\x89PNG of a row")),)
+    async with judging(lambda *_: "yes", monkeypatch) as judge:
+        monkeypatch.delenv("RELAX_GENRM_URL")
+        pool = RewardPool(GenRMRewardConfig(), services={"genrm": judge.url}, spool=spool)
+        await pool.start()
+        [result] = await pool.score(Prompt("p", messages=({"role": "user", "content": part},), media=media), ["4"])
+        await pool.close()
+    assert result.value == 1.0, result.error
+    [shown] = [part for part in judge.asked[0]["messages"][0]["content"] if part["type"] == "image"]
+    assert base64.b64decode(shown["base64"]) == b"\x89PNG of a row"

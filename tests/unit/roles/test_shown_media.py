@@ -58,6 +58,7 @@ def test_only_what_rows_may_name_is_shown(shown: ShownMedia, tmp_path: Path) -> 
     assert shown.read(asked(*parts), ()) == ([{"role": "user", "content": "Is it <image>"}], ()), "nothing is looked for"
 
 
+@pytest.mark.usefixtures("media_here")
 async def test_media_are_prepared_once_and_stand_in_any_text(
     shown: ShownMedia, tmp_path: Path, tiny_omni: Callable[[str], Path]
 ) -> None:
@@ -69,7 +70,7 @@ async def test_media_are_prepared_once_and_stand_in_any_text(
     try:
         ready, again = await asyncio.gather(prepared.of(media), prepared.of(media))
         assert ready is again
-        assert prepared._pool.stats.num_prepared == 1
+        assert prepared._pool.num_prepared == 1
         whole = processor.prepare(processor.render(messages), [_decoded(path) for path in paths])
         assert ready.expand(whole.unexpanded.tolist(), [1] * len(whole.unexpanded))[0] == whole.ids.tolist()
         assert all((ready.features[name] == array).all() for name, array in whole.features.items())
