@@ -1,6 +1,7 @@
 """What `relax check` can say about the data and the reward: rows that can be read, prompts that fit, answers that are there."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def data_findings(
     """On one source of prompts; `key` is `data` or `eval.data`. Without a model, lengths are left out. `decode`: the media of
     a few rows are."""
     # here, since the readers may load parquet and generator libraries, which the other checks do without
-    from relax.data.prompts import open_prompts
+    from relax.data.prompts import kinds_of, open_prompts
 
     try:
         source = open_prompts(data, seed=config.run.seed)
@@ -42,6 +43,12 @@ def data_findings(
         yield from _lengths(config, data, key, model, rows)
         yield from media_findings(config, data, key, model, source, rows, decode=decode)
     yield from _size(config, data, key, size)
+    if key == "eval.data" and config.eval is not None and config.eval.by is not None:
+        try:
+            kinds = Counter(kinds_of(rows[: config.eval.num_prompts], config.eval.by))
+            yield ok("eval.by", ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+        except RelaxError as failure:
+            yield error("eval.by", str(failure))
 
 
 def _unscorable(config: RunConfig, key: str, rows: Sequence[Prompt]) -> Iterator[Finding]:

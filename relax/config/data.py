@@ -105,3 +105,5 @@ class RunEvalConfig(EvalConfig):
 
     reward: RewardConfig | None = None
     """How held-out responses are scored. Default: as those of training, by `[reward]`."""
+    by: str | None = None
+    """Column of the rows, such as the kind of question, for each of whose values the accuracy is given as well."""

@@ -108,6 +108,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("genrm/tokens", "tokens", "tokens that judges wrote during the step"),
     Metric("genrm/answer_s", "s", "time until replies came, summed over requests: divided by those, the mean latency"),
     Metric("eval/accuracy", "", "mean reward on held-out prompts"),
+    Metric("eval/accuracy/*", "", "the same for each value of the column eval.by"),
     Metric("eval/pass@*", "", "share of held-out prompts of which at least one of so many samples has full reward"),
     Metric("eval/length_mean", "tokens", "mean length of the responses to held-out prompts"),
     Metric("eval/prompts", "prompts", "held-out prompts that were answered and scored"),

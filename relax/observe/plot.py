@@ -1,5 +1,6 @@
 """The picture of a run: reward and held-out accuracy, response length, ages, and where the time went."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from relax.observe.run_folder import RunFolder
 _INK, _MUTED, _GRID = "#1f2933", "#7b8794", "#e4e7eb"
 _BLUE, _ORANGE, _GREEN, _RED, _VIOLET = "#2563eb", "#ea7317", "#0f9d6b", "#d64550", "#7c5cd6"
 _AGES = ("#c7dbff", "#8fb6fb", "#5a8ef0", "#2563eb", "#1c47a8", "#132f70")
+_BY_KIND = "eval/accuracy/"
 _MOSAIC = [["reward", "reward", "length"], ["reward", "reward", "age"], ["reward", "reward", "time"]]
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -78,6 +80,16 @@ def _reward(panel: Any, rows: Sequence[Row], evaluations: Sequence[Row]) -> None
             eval_steps, accuracy, color=_ORANGE, linewidth=2, marker="o", markersize=6, markeredgecolor="white",
             markeredgewidth=1.2, label="held-out accuracy", zorder=5, clip_on=False,
         )  # fmt: skip
+        kinds = sorted({name for row in evaluations for name in row if name.startswith(_BY_KIND)})
+        for name, style in zip(kinds, itertools.cycle(("--", ":", "-."))):
+            panel.plot(
+                *_series(evaluations, name),
+                color=_ORANGE,
+                alpha=0.7,
+                linewidth=1.3,
+                linestyle=style,
+                label=name.removeprefix(_BY_KIND),
+            )
         for index in {0, len(eval_steps) - 1}:
             below = index == 0 and len(accuracy) > 1 and accuracy[1] > accuracy[0]
             panel.annotate(

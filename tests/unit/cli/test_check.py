@@ -109,6 +109,14 @@ def test_evaluating_on_the_training_data_is_a_warning(small_run):
     assert "eval.data: is the training data" in _found(report, Level.WARNING)
 
 
+def test_the_column_that_tells_held_out_prompts_apart_is_looked_at(small_run, tmp_path):
+    rows = [{"prompt": f"{i}+2=", "answer": str(i + 2), "kind": "even" if i % 2 == 0 else "odd"} for i in range(9)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = ["eval.data.type=file", f"eval.data.path={tmp_path}/held.jsonl"]
+    assert "eval.by: 5 even, 4 odd" in _found(check(small_run, [*held_out, "eval.by=kind"]), Level.OK)
+    assert "held.jsonl:1 has no such column" in _found(check(small_run, [*held_out, "eval.by=kinds"]))
+
+
 def _drop(name):
     return lambda folder: (folder / name).unlink()
 

@@ -13,7 +13,7 @@ from relax.observe.recorder import RunRecorder
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
 def test_any_number_of_steps_makes_a_picture(tmp_path, row, num_steps):
     recorder = RunRecorder(tmp_path, ObserveConfig(tensorboard=False))
-    recorder.evaluation({"step": 0, "eval/accuracy": 0.2}) if num_steps else None
+    recorder.evaluation({"step": 0, "eval/accuracy": 0.2, "eval/accuracy/shape": 0.1}) if num_steps else None
     for step in range(1, num_steps + 1):
         recorder.step(row(step))
     recorder.close()

@@ -92,7 +92,7 @@ def evaluation():
         )
         for index in range(2)
     ]
-    return summarise(3, [samples, None])
+    return summarise(3, [samples, None], ["shape", "colour"])
 
 
 def test_every_recorded_metric_is_explained_and_every_explained_one_is_recorded():
