@@ -11,19 +11,16 @@ same model after the whole demo, made at the first call. What is done is kept in
 
 import argparse
 import json
-import math
-import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import runs
+from curves import CONTROL, MODES, ends, fallen, plot, table
 
 TEACHER = runs.ROOT / ".cache" / "models" / "arithmetic-teacher"
 TAUGHT = f"teacher.model.path={TEACHER}"
-CONTROL = "no learning"
 ALGORITHMS: dict[str, list[str]] = {
     CONTROL: ["train.lr=1e-12"],
     "grpo": ["algorithm.type=grpo"],
@@ -49,8 +46,6 @@ ALGORITHMS: dict[str, list[str]] = {
     "opd": ["algorithm.type=opd", TAUGHT],
     "opd_full": ["algorithm.type=opd_full", TAUGHT],
 }
-MODES = {"colocate": 0, "hybrid": 1, "fully_async": 2}  # with the bound that each is run at
-COLORS = {"colocate": "#7b8794", "hybrid": "#ea7317", "fully_async": "#4f8df5"}
 
 
 def make_teacher() -> None:
@@ -75,67 +70,6 @@ def train(algorithm: str, mode: str, folder: Path, args: argparse.Namespace) -> 
     name = f"{mode}-{algorithm}".replace(",", "").replace(" ", "-")
     rows = runs.train(folder, name, overrides + ALGORITHMS[algorithm])
     return [float(row["reward/mean"]) for row in rows]
-
-
-def ends(rewards: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the first and the last fifth, and the gap between them in standard errors of it."""
-    size = max(2, len(rewards) // 5)
-    first, last = rewards[:size], rewards[-size:]
-    error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / size)
-    begin, end = statistics.fmean(first), statistics.fmean(last)
-    return begin, end, (end - begin) / max(error, 1e-9)
-
-
-def table(found: Mapping[str, Mapping[str, Sequence[float]]], modes: Sequence[str]) -> str:
-    """A line for each algorithm, in Markdown."""
-    head = ["algorithm", *map(_case, modes)]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for algorithm, by_mode in found.items():
-        name, *more = algorithm.split(", ")
-        cells = [", ".join([name if algorithm == CONTROL else f"`{name}`", *more])]
-        for mode in modes:
-            begin, end, errors = ends(by_mode[mode]) if mode in by_mode else (math.nan,) * 3
-            cells.append(f"{begin:.2f} to {end:.2f} ({errors:+.0f})")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def plot(found: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """A small picture for each algorithm, all on the same axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns, control = 6, found.get(CONTROL, {})
-    found = {algorithm: by_mode for algorithm, by_mode in found.items() if algorithm != CONTROL}
-    lines = math.ceil(len(found) / columns)
-    figure = Figure(figsize=(11, 1.7 * lines + 0.4), dpi=140, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    for axes, (algorithm, by_mode) in zip(grid.flat, found.items(), strict=False):
-        for rewards in control.values():
-            axes.plot(range(1, len(rewards) + 1), _smooth(rewards), color="#b8bfc8", lw=1, ls=":", label=CONTROL)
-        for mode, rewards in by_mode.items():
-            axes.plot(range(1, len(rewards) + 1), _smooth(rewards), color=COLORS[mode], lw=1.3, label=_case(mode))
-        axes.set_title(algorithm, fontsize=8)
-        axes.tick_params(labelsize=7)
-        axes.grid(color="#e4e7eb")
-        axes.spines[["top", "right"]].set_visible(False)
-    for axes in list(grid.flat)[len(found) :]:
-        axes.set_visible(False)
-    figure.supxlabel("step", fontsize=8)
-    figure.supylabel("mean reward", fontsize=8)
-    shown = {label: line for line, label in zip(*grid.flat[0].get_legend_handles_labels(), strict=True)}
-    figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=4, frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
-def _case(mode: str) -> str:
-    return f"{mode}, bound {MODES[mode]}"
-
-
-def _smooth(values: Sequence[float]) -> list[float]:
-    return [statistics.fmean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
 
 
 def main() -> None:
@@ -163,10 +97,10 @@ def main() -> None:
                     args.json.write_text(json.dumps(found), "utf-8")
     shown = {algorithm: found[algorithm] for algorithm in args.algorithms}
     if args.plot:
-        plot(shown, args.plot)
-    print(table(shown, args.modes))
-    fallen = [f"{a}, {m}" for a in shown if a != CONTROL for m in args.modes if ends(shown[a][m])[1] <= ends(shown[a][m])[0]]
-    sys.exit(f"ended with no higher reward: {'; '.join(fallen)}" if fallen else 0)
+        plot(shown, args.plot, columns=6)
+    print(table(shown, args.modes, "algorithm"))
+    worse = fallen(shown)
+    sys.exit(f"ended with no higher reward: {'; '.join(worse)}" if worse else 0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
+from curves import smooth
 
 CASES: dict[str, list[str]] = {
     "reinforce, none": [
@@ -78,8 +79,7 @@ def plot(found: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], path: Pat
         for (case, seeds), color in zip(found.items(), COLORS, strict=True):
             for number, rows in enumerate(seeds):
                 values = [row[name] for row in rows]
-                smooth = [statistics.fmean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
-                axes.plot(range(1, len(smooth) + 1), smooth, color=color, lw=1.3, label=None if number else case)
+                axes.plot(range(1, len(values) + 1), smooth(values), color=color, lw=1.3, label=None if number else case)
         axes.set(xlabel="step", ylabel=label)
         axes.grid(color="#e4e7eb")
         axes.spines[["top", "right"]].set_visible(False)
