@@ -5,18 +5,16 @@ import base64
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from relax.config import make_config
 from relax.config.model import ModelConfig
-from relax.data.media.decoded import Image as Decoded
+from relax.data.media.decoder import Decoder
 from relax.errors import DataError
-from relax.models.processor import OmniProcessor
+from relax.models.processor import KINDS, OmniProcessor
 from relax.roles.shown_media import PreparedMedia, ShownMedia
-
-KINDS = ("image", "video")
+from tests.made_media import clip, sound, tone
 
 
 @pytest.fixture
@@ -58,27 +56,25 @@ def test_only_what_rows_may_name_is_shown(shown: ShownMedia, tmp_path: Path) -> 
     assert shown.read(asked(*parts), ()) == ([{"role": "user", "content": "Is it <image>"}], ()), "nothing is looked for"
 
 
+@pytest.mark.parametrize(
+    ("family", "kinds"), [("qwen3_vl", ("image", "image")), ("qwen3_omni", ("audio", "image", "video", "audio"))]
+)
 @pytest.mark.usefixtures("media_here")
 async def test_media_are_prepared_once_and_stand_in_any_text(
-    shown: ShownMedia, tmp_path: Path, tiny_omni: Callable[[str], Path]
+    shown: ShownMedia, tmp_path: Path, tiny_omni: Callable[[str], Path], family: str, kinds: tuple[str, ...]
 ) -> None:
-    folder = tiny_omni("qwen3_vl")
+    folder = tiny_omni(family)
+    (tmp_path / "rows/a.wav").write_bytes(sound(tone(0.4, 16000), 16000))
+    (tmp_path / "rows/a.mp4").write_bytes(clip([0, 500, 1000, 1500], (64, 64)))
+    paths = {"image": "rows/a.png", "audio": "rows/a.wav", "video": "rows/a.mp4"}
+    parts = [{"type": kind, "path": str(tmp_path / paths[kind])} for kind in kinds]
+    parts[-1]["path"] = parts[-1]["path"].replace("rows/a.png", "held/a.png")
     prepared, processor = PreparedMedia(ModelConfig(path=str(folder)), shown), OmniProcessor(folder)
-    paths = [str(tmp_path / name / "a.png") for name in ("rows", "held")]
-    messages, media = shown.read(asked(*({"type": "image", "path": path} for path in paths)), KINDS)
-    await prepared.start()
-    try:
-        ready, again = await asyncio.gather(prepared.of(media), prepared.of(media))
-        assert ready is again
-        assert prepared._pool.num_prepared == 1
-        whole = processor.prepare(processor.render(messages), [_decoded(path) for path in paths])
-        assert ready.expand(whole.unexpanded.tolist(), [1] * len(whole.unexpanded))[0] == whole.ids.tolist()
-        assert all((ready.features[name] == array).all() for name, array in whole.features.items())
-        assert (await prepared.of(media[:1])).features["pixel_values"].shape != ready.features["pixel_values"].shape
-    finally:
-        await prepared.close()
-
-
-def _decoded(path: str) -> Decoded:
-    with Image.open(path) as image:
-        return Decoded(np.array(image.convert("RGB")))
+    messages, media = shown.read(asked(*parts), KINDS)
+    ready, again = await asyncio.gather(prepared.of(media), prepared.of(media))
+    assert ready is again
+    assert prepared._pool.num_prepared == 1
+    whole = processor.prepare(processor.render(messages), Decoder(shown.config, shown.spool.fd).decode("all", media))
+    assert ready.expand(whole.unexpanded.tolist(), [1] * len(whole.unexpanded))[0] == whole.ids.tolist()
+    assert all((ready.features[name] == array).all() for name, array in whole.features.items())
+    assert len((await prepared.of(media[:1])).ids) < len(ready.ids), "others are another set"
