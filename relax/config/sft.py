@@ -55,10 +55,10 @@ class SFTModelConfig(Section):
 
     path: str | None = None
     """Folder with a Hugging Face model. Not together with `model.build`."""
-    build: Literal["tiny", "small", "tiny-vl", "tiny-omni"] | None = None
+    build: Literal["tiny", "small", "tiny-vl", "tiny-omni", "tiny-whisper"] | None = None
     """A model with random weights and a tokenizer of its own, without a download. A Qwen3: `tiny`, about a million parameters;
     `small`, two million, with the same tokenizer. `tiny-vl`: a Qwen3-VL for images and videos; `tiny-omni`: a Qwen3-Omni, which
-    hears as well; both under a million."""
+    hears as well; `tiny-whisper`: a Whisper that hears two seconds; all under a million."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
     trust_remote_code: bool = False
@@ -140,7 +140,7 @@ class SFTConfig(Section):
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "SFTConfig":
         if (self.model.path is None) == (self.model.build is None):
-            built = '"tiny", "small", "tiny-vl" or "tiny-omni"'
+            built = '"tiny", "small", "tiny-vl", "tiny-omni" or "tiny-whisper"'
             raise ValueError(f"give either model.path, a folder with a model, or model.build = {built}")
         if self.task.type == "policy":
             if self.eval is not None and self.reward is None:

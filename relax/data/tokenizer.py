@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from relax.config.model import ModelConfig
+from relax.data.transcripts import transcript_template
 from relax.errors import ModelError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -32,6 +33,8 @@ def load_tokenizer(model: ModelConfig) -> Any:
         template = folder / "chat_template.json"  # of a processor, which may have it in place of the tokenizer
         if template.is_file() and hasattr(tokenizer, "decode") and not tokenizer.chat_template:
             tokenizer.chat_template = json.loads(template.read_text("utf-8"))["chat_template"]
+        if hasattr(tokenizer, "decode") and not tokenizer.chat_template:
+            tokenizer.chat_template = transcript_template(folder)
     except Exception as error:  # transformers raises many kinds for a folder that it cannot read
         raise ModelError(f"{key} = {str(folder)!r}: the tokenizer cannot be loaded: {type(error).__name__}: {error}") from error
     if not hasattr(tokenizer, "decode") or len(tokenizer) == 0:

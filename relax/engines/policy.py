@@ -20,7 +20,8 @@ from relax.errors import EngineError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, check_attention, is_fusable
 from relax.models.decoder import Decoder, RotaryTable
 from relax.models.forward import make_forward
-from relax.models.omni_lm import WITHOUT_SPEECH, OmniForward, auto_class, is_omni
+from relax.models.media_forward import reads_media
+from relax.models.omni_lm import WITHOUT_SPEECH, auto_class, is_omni
 from relax.types import WeightManifest
 from relax.weights.naming import check_names
 from relax.weights.receiver import read_buckets
@@ -85,7 +86,7 @@ class Policy:
         else:
             self._module = skeleton.to(device)
             self._forward = make_forward(skeleton, use_fused=False)
-        self.omni = self._forward if isinstance(self._forward, OmniForward) else None
+        self.omni = self._forward if reads_media(self._forward) else None
         self.media_ids = self.omni.media_ids if self.omni else ()
         self._banned = torch.tensor(self.media_ids, device=device) if self.media_ids else None
         self._held: _Held | None = None
@@ -266,7 +267,8 @@ def _eos_ids(path: str, config: Any) -> tuple[int, ...]:
 
 
 def _max_context(model: ModelConfig, config: Any) -> int:
-    limit = model.max_context or getattr(config, "max_position_embeddings", None)
+    named = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    limit = model.max_context or next(filter(None, named), None)
     if limit is None:
         raise ModelError(f"model.path = {model.path!r}: config.json has no max_position_embeddings; set model.max_context")
     return int(limit)

@@ -29,6 +29,7 @@ class Rows:
         self.groups: list[Group] = []
         self._indices: list[int] = []
         self._segments: list[list[VersionSegment]] = []
+        self.heard: list[Any] = []  # what each attends to beside its tokens: like those, it stays when weights change
         self.prompt_length = np.zeros(capacity, np.int64)
         self.count = np.zeros(capacity, np.int64)  # tokens that have passed
         self._num_known = np.zeros(capacity, np.int64)  # tokens that were there when the request came
@@ -68,6 +69,7 @@ class Rows:
         self.num += count
         branch.num_started += count
         self.groups += [branch.group] * count
+        self.heard += [branch.group.media and branch.group.media.heard] * count
         self._indices += indices
         self.prompt_length[new], self.limit[new] = len(request.prompt_ids), limit
         self.delta[new] = branch.group.media.delta if branch.group.media else 0.0
@@ -174,7 +176,7 @@ class Rows:
         left = self.num - len(gone)
         targets = sorted(row for row in gone if row < left)
         sources = [row for row in range(left, self.num) if row not in gone]
-        lists: tuple[list[Any], ...] = (self.groups, self._indices, self._segments)
+        lists: tuple[list[Any], ...] = (self.groups, self._indices, self._segments, self.heard)
         for source, target in zip(sources, targets, strict=True):
             for listed in lists:
                 listed[target] = listed[source]

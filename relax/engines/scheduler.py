@@ -26,6 +26,7 @@ from relax.engines.rows import Rows
 from relax.engines.sampling import sample
 from relax.engines.stopping import StopStrings, reason_to_end
 from relax.errors import EngineError, ModelError
+from relax.models.causal_lm import Attend
 from relax.models.decoder import Decoder
 from relax.types import Completion, FinishReason
 
@@ -191,7 +192,7 @@ class Scheduler:
             if self._policy.omni is None:
                 hidden = forward.hidden(ids, positions, attend)
             else:
-                seen, encoded = with_media([(branch.group.media, branch.length) for branch in batch])
+                seen, encoded = with_media(self._policy.omni, [(branch.group.media, branch.length) for branch in batch])
                 hidden = self._policy.omni.hidden(ids, seen.to(ids.device), attend, encoded)
             ends = np.cumsum(lengths)
             logits = self._policy.logits(hidden[self._send(ends - 1)])
@@ -242,13 +243,19 @@ class Scheduler:
             logits = self._logits_alike(cache, ids, at, seen_at, [bucket(position + 1) for position in positions.tolist()])
         else:
             attend = cache.attend_step(at, longest, shortest)
-            logits = self._policy.logits(self._policy.forward.hidden(ids, seen_at, attend))
+            logits = self._policy.logits(self._hidden(slice(0, num), ids, seen_at, attend))
         self._sample(0, logits)
+
+    def _hidden(self, rows: slice, ids: Tensor, seen_at: Tensor, attend: Attend) -> Tensor:
+        """Of the last token of each of `rows`, which hear what their prompts' tokens heard."""
+        heard = self._rows.heard[rows]
+        if self._policy.omni is None or not any(sound is not None for sound in heard):
+            return self._policy.forward.hidden(ids, seen_at, attend)
+        return self._policy.omni.hidden(ids, seen_at, attend, self._policy.omni.join([(sound, 1) for sound in heard]))
 
     def _logits_alike(self, cache: KVCache, ids: Tensor, positions: Tensor, seen_at: Tensor, buckets: list[int]) -> Tensor:
         """A decoding pass in which no row's bits depend on the others."""
-        forward = self._policy.forward
-        chunk = _CHUNK if isinstance(forward, Decoder) else 1
+        chunk = _CHUNK if isinstance(self._policy.forward, Decoder) else 1
         parts = []
         for start in range(0, len(ids), chunk):
             rows = slice(start, min(start + chunk, len(ids)))
@@ -256,7 +263,7 @@ class Scheduler:
             padding = (0, chunk - count)
             attend = cache.attend_step_alike(start, positions[rows], buckets[rows], chunk)
             padded_ids, padded_positions = F.pad(ids[rows], padding), F.pad(seen_at[rows], padding)
-            parts.append(self._policy.logits(forward.hidden(padded_ids, padded_positions, attend))[:count])
+            parts.append(self._policy.logits(self._hidden(rows, padded_ids, padded_positions, attend))[:count])
         return torch.cat(parts)
 
     def _sample(self, start: int, logits: Tensor) -> None:

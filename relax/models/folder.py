@@ -13,6 +13,13 @@ from relax.errors import ModelError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_WHISPER_NAMES = {  # of what other models call by the names on the left
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "decoder_attention_heads",
+    "hidden_size": "d_model",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_target_positions",
+}
 _LONGEST_HEADER_BYTES = 100 << 20  # the format's own limit
 
 
@@ -35,6 +42,7 @@ class ModelFolder:
     layer_types: tuple[str, ...]
     has_chat_template: bool
     media: tuple[str, ...] = ()
+    row_costs: RowCosts = field(default_factory=dict)
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -42,7 +50,6 @@ class ModelFolder:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
-    row_costs: RowCosts = field(default_factory=dict)
 def read_model_folder(model: ModelConfig) -> ModelFolder:
     """Reads the folder. Raises `ModelError` when it, its configuration, its weights or its tokenizer is missing or damaged."""
     path = Path(model.path)
@@ -51,6 +58,8 @@ def read_model_folder(model: ModelConfig) -> ModelFolder:
         raise ModelError(f"model.path = {str(path)!r}: {what}; wanted a folder with config.json, safetensors and the tokenizer")
     config = _json(path / "config.json")
     text = (config.get("thinker_config") or config).get("text_config") or config
+    if config.get("model_type") == "whisper":
+        text = {name: config.get(own) for name, own in _WHISPER_NAMES.items()}
     heads = int(text.get("num_attention_heads") or 0)
     hidden = int(text.get("hidden_size") or 0)
     return ModelFolder(
@@ -68,6 +77,7 @@ def read_model_folder(model: ModelConfig) -> ModelFolder:
             Path(model.tokenizer_path or path), "tokenizer" if model.tokenizer_path else "model"
         ),
         media=_media(config.get("thinker_config") or config),
+        row_costs=row_costs(config),
     )
 
 
@@ -77,9 +87,8 @@ def longest_sequence(model: ModelConfig) -> int:
 
 
 def _media(config: Mapping[str, Any]) -> tuple[str, ...]:
-        row_costs=row_costs(config),
     seen = ("image", "video") if config.get("vision_config") else ()
-    return (*seen, "audio") if config.get("audio_config") else seen
+    return (*seen, "audio") if config.get("audio_config") or config.get("model_type") == "whisper" else seen
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax.models.causal_lm import FlatForward, FusedForward, TransformersForward, check_attention, is_fusable
-from relax.models.omni_lm import OmniForward, is_omni
+from relax.models.omni_lm import OmniForward, is_omni, is_whisper
+from relax.models.whisper import WhisperForward
 
 _NUM_CANARY_TOKENS = 16
 
@@ -18,6 +19,8 @@ def make_forward(model: Any, *, use_fused: bool = True) -> FlatForward:
     """
     config = model.config.get_text_config()
     check_attention(config)
+    if is_whisper(model.config):
+        return WhisperForward(model)
     if is_omni(model.config):
         return OmniForward(model)
     return FusedForward(model) if use_fused and is_fusable(config) else TransformersForward(model)

@@ -27,6 +27,7 @@ WITHOUT_SPEECH = {"enable_audio_output": False}  # a model whose configuration i
 
 _KINDS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+_HEARD = ("input_features", "audio_lengths")
 _PLACES = (*_GRIDS.values(), "video_second_per_grid", "audio_lengths")  # what positions depend on
 _MOST_KNOWN = 1024
 _TYPES = {"image": 1, "video": 2, "audio": 3}
@@ -34,11 +35,20 @@ _TYPES = {"image": 1, "video": 2, "audio": 3}
 
 def is_omni(config: Any) -> bool:
     """Whether `config` is of a model that reads more than text."""
-    return any(getattr(config, f"{part}_config", None) is not None for part in ("thinker", "vision", "audio"))
+    return is_whisper(config) or any(
+        getattr(config, f"{part}_config", None) is not None for part in ("thinker", "vision", "audio")
+    )
+
+
+def is_whisper(config: Any) -> bool:
+    """Whether `config` is of an encoder of sounds with a decoder that attends to it."""
+    return bool(config.model_type == "whisper")
 
 
 def auto_class(config: Any) -> str:
     """The transformers class that builds and loads a model with a vocabulary head."""
+    if is_whisper(config):
+        return "AutoModelForSpeechSeq2Seq"
     return "AutoModelForMultimodalLM" if is_omni(config) else "AutoModelForCausalLM"
 
 
@@ -63,7 +73,9 @@ class Encoded:
 
 
 class OmniForward:
-    """A `FlatForward` on the transformers model's own parameters. `media_ids` are the tokens that stand for media."""
+    """A `MediaForward` on the transformers model's own parameters. `media_ids` are the tokens that stand for media."""
+
+    hears_throughout = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -109,11 +121,30 @@ class OmniForward:
             found = getattr(self._core, f"get_{kind}_features")(given, self._send(features[_GRIDS[kind]]))
             deep = getattr(found, "deepstack_features", None) or ()
             return _flat(found.pooler_output), [_flat(layer) for layer in deep]
-        sounds = torch.split(given, _tensor(features["audio_lengths"]).tolist())
+        sounds = torch.split(given, as_tensor(features["audio_lengths"]).tolist())
         mask = pad_sequence([torch.ones(len(sound), device=given.device) for sound in sounds], batch_first=True).long()
         padded = pad_sequence(list(sounds), batch_first=True).transpose(1, 2)
         found = self._core.get_audio_features(padded, feature_attention_mask=mask)
         return _flat(found.last_hidden_state), ()
+
+    def encode_prompt(self, ids: Sequence[int] | np.ndarray[Any, Any], features: Features) -> Encoded:
+        """Of one prompt. Raises `ModelError` where what encoders give does not fill its places."""
+        encoded = self.encode(features)
+        self.check(torch.from_numpy(np.asarray(ids, np.int64)), encoded)
+        return encoded
+
+    def join(self, parts: Sequence[tuple[Encoded | None, int]]) -> Encoded:
+        """Of several prompts that will lie end to end in this order, however many tokens they have."""
+        return Encoded.join([encoded for encoded, _ in parts if encoded is not None])
+
+    def encode_packed(self, prompts: Sequence[tuple[Features | None, int]]) -> Encoded:
+        """Of several prompts: what is seen in one pass, what is heard prompt by prompt. Some encoders pad sounds to the longest
+        one beside them, and what they hear then depends on it: an engine, too, has only one prompt's at a time."""
+        given = [features for features, _ in prompts if features]
+        heard = [{name: prompt[name] for name in _HEARD} for prompt in given if _HEARD[0] in prompt]
+        names = {name for prompt in given for name in prompt if name not in _HEARD}
+        seen = {name: np.concatenate([prompt[name] for prompt in given if name in prompt]) for name in names}
+        return Encoded.join([self.encode(seen), *(self.encode(sounds) for sounds in heard)])
 
     def touch(self, seen: Encoded | None = None) -> Tensor:
         """Zero, through every encoder that `seen` did not come from: so each micro-batch reaches the same parameters, with
@@ -195,8 +226,9 @@ class OmniForward:
         """
         x: Tensor = self._text.embed_tokens(ids)
         options: dict[str, Any] = {}
-        if encoded is not None and encoded.embeds:
+        if encoded is not None:
             self.check(ids, encoded)
+        if encoded is not None and encoded.embeds:
             x, layers = self._place(x, ids, encoded)
             if layers:
                 options = {"visual_pos_masks": torch.ones_like(ids, dtype=torch.bool)[None], "deepstack_visual_embeds": layers}
@@ -227,7 +259,7 @@ class OmniForward:
         return x, layers
 
     def _send(self, values: Any) -> Tensor:
-        return _tensor(values).to(self._text.embed_tokens.weight.device)
+        return as_tensor(values).to(self._text.embed_tokens.weight.device)
 
 
 def media_token_id(config: Any, kind: str) -> int | None:
@@ -252,9 +284,9 @@ def _nothing(embeds: Tensor, deep: Sequence[Tensor]) -> Tensor:
 
 
 def _host(values: Any) -> Tensor | None:
-    return None if values is None else _tensor(values).cpu()
+    return None if values is None else as_tensor(values).cpu()
 
 
-def _tensor(values: Any) -> Tensor:
+def as_tensor(values: Any) -> Tensor:
     """Arrays of media workers and of the transfer queue are read-only, and torch knows no such tensors."""
     return torch.tensor(values) if isinstance(values, np.ndarray) and not values.flags.writeable else torch.as_tensor(values)

@@ -21,7 +21,7 @@ from relax.data.media.pool import MediaPool
 from relax.data.media.source import Spool
 from relax.data.render import Renderer
 from relax.errors import DataError
-from relax.models.processor import OmniProcessor
+from relax.models.whisper_processor import load_processor
 from relax.types import Prompt
 
 Features = Mapping[str, NDArray[Any]]
@@ -142,7 +142,7 @@ def load_reader(
     import torch  # here, since only workers need it
 
     torch.set_num_threads(1)  # there is a worker for each core
-    processor = OmniProcessor(folder, trust_remote_code=trust_remote_code)
+    processor = load_processor(folder, trust_remote_code=trust_remote_code)
     renderer = Renderer(processor.tokenizer, DataSection(system_prompt=system_prompt, template_options=template_options))
 
     def read(messages: Sequence[Mapping[str, Any]], items: Sequence[Decoded]) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,8 @@
 
 A folder holds what a real one of its family holds, so that `AutoProcessor` and `AutoModelForMultimodalLM` load it. Of the omni
 models there is what reads and writes, the thinker, without the parts that speak: Qwen3-Omni's inside of the whole model's
-layout, as checkpoints have it, and Qwen2.5-Omni's by itself, since the whole one asks for its speakers' voices.
+layout, as checkpoints have it, and Qwen2.5-Omni's by itself, since the whole one asks for its speakers' voices. Whisper is a
+small world of its own (`models/tiny_whisper.py`).
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relax.models.tiny import END, PAD, make_tokenizer
+from relax.models.tiny_whisper import build_tiny_whisper
 
-Family = Literal["qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "qwen2_5_omni"]
+Family = Literal["qwen3_vl", "qwen3_vl_moe", "qwen3_omni", "qwen2_5_omni", "whisper"]
 
 # What `model.build` of relax sft names, beside the sizes of `models/tiny.py`.
-FAMILIES: Mapping[str, Family] = {"tiny-vl": "qwen3_vl", "tiny-omni": "qwen3_omni"}
+FAMILIES: Mapping[str, Family] = {"tiny-vl": "qwen3_vl", "tiny-omni": "qwen3_omni", "tiny-whisper": "whisper"}
 
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -54,6 +56,9 @@ _PIXELS = {"shortest_edge": 64 * 64, "longest_edge": 256 * 256}
 
 def build_tiny_omni(folder: str | Path, family: Family, *, seed: int = 0, vocab_size: int = 512) -> None:
     """Writes a model of `family` with random float32 weights, fixed by `seed`, and its processor to `folder`."""
+    if family == "whisper":
+        build_tiny_whisper(folder, seed=seed)
+        return
     # here, since importing them takes seconds that a check or a help page need not spend
     import torch
     from transformers import AutoModelForMultimodalLM, GenerationConfig

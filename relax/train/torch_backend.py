@@ -24,7 +24,7 @@ from relax.errors import CheckpointError, ModelError, WeightSyncError
 from relax.models.causal_lm import FlatForward, FusedForward
 from relax.models.device import pick_device
 from relax.models.forward import canary_tokens, make_forward
-from relax.models.omni_lm import OmniForward
+from relax.models.media_forward import reads_media
 from relax.train.attention import PackedAttention
 from relax.train.backend import StepSums, TrainBatch
 from relax.train.decoder import TrainDecoder
@@ -71,7 +71,7 @@ class TorchBackend:
 
     def _hidden(self, batch: TrainBatch, micro: MicroBatch) -> Tensor:
         """`[T, d]`, after the final norm."""
-        if isinstance(self._forward, OmniForward):
+        if reads_media(self._forward):
             return omni_hidden(self._forward, batch, micro, PackedAttention(micro, self.device), self.device)
         if batch.features:
             raise ModelError(f"model.path = {self._config.model.path!r} reads text alone, and prompts have media")
@@ -349,7 +349,7 @@ class TorchBackend:
         from safetensors import SafetensorError
         from transformers import AutoProcessor, AutoTokenizer
 
-        is_seeing = isinstance(self._forward, OmniForward)  # then the tokenizer is a part of the processor
+        is_seeing = reads_media(self._forward)  # then the tokenizer is a part of the processor
         tokenizer = (AutoProcessor if is_seeing else AutoTokenizer).from_pretrained(
             self._config.model.path if is_seeing else tokenizer_folder(self._config.model),
             local_files_only=True,
