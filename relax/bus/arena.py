@@ -76,13 +76,6 @@ class Arena:
         self._grow(wanted)
         return self.allocate(size)
 
-    def adopt(self, array: NDArray[Any]) -> NDArray[Any]:
-        """A read-only copy of an array, in the arena."""
-        copy: NDArray[Any] = self.allocate(array.nbytes).view(np.ndarray).view(array.dtype).reshape(array.shape)
-        copy[...] = array
-        copy.flags.writeable = False
-        return copy
-
     def locate(self, array: NDArray[Any]) -> Location | None:
         """Where a contiguous array lies in the arena; `None` for one that does not."""
         base = array.base

@@ -1,8 +1,8 @@
 """The transfer queue from another process: `bus = await connect(address)` has the whole face.
 
 Every call has a deadline. When the core's process dies, or answers nothing for `SILENCE_BEATS` seconds, every call under
-way and every later one raises `BusGone`. Arrays are copied on the way in and on the way out: what a lease brought stays
-valid after it is acknowledged.
+way and every later one raises `BusGone`. What a lease brought stays valid after it is acknowledged: columns are copied on the
+way in and on the way out; a group's shared arrays too, unless they lie in memory that all processes can map.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from relax.bus.arena import ArenaView
 from relax.bus.calls import Calls
 from relax.bus.columns import join
-from relax.bus.packing import Bytes, Fetch, pack, unpack, unpack_arrays
+from relax.bus.packing import Bytes, Fetch, is_lent, pack, pack_array, unpack, unpack_arrays
 from relax.bus.schema import check_column, check_shared
 from relax.bus.transfer_queue import Lease, Ticket
 from relax.bus.wire import INLINE, INLINE_LIMIT, Payload, part
+from relax.errors import StaleHandle, WaitTimeout
 from relax.types import Column, WeightManifest
 
 
@@ -63,8 +64,9 @@ class BusClient:
         shared = shared or {}
         packed, payload = _pack(f"group {issue}", columns)
         check_shared(f"group {issue}", shared)
-        arrays = {name: pack(array, payload.place) for name, array in shared.items()}
-        known, block, beside = await self._share(payload, issue, wait_s)
+        arrays = {name: pack_array(array, payload.place) for name, array in shared.items()}
+        lent = sum(shared[name].nbytes for name, packed_array in arrays.items() if is_lent(packed_array))
+        known, block, beside = await self._share(payload, issue, wait_s, lent)
         if known is not None:
             return known
         left = max(0.0, wait_s - (asyncio.get_running_loop().time() - start))
@@ -104,7 +106,10 @@ class BusClient:
             return part(payload, where) if segment == INLINE else self._arena.view(paths[segment], offset, size)
 
         joined = {name: join([unpack(piece, fetch) for piece in parts]) for name, parts in packed.items()}
-        arrays = {issue: _copied(parts, fetch) for issue, parts in by_group.items()}
+        try:
+            arrays = {issue: _copied(parts, fetch) for issue, parts in by_group.items()}
+        except StaleHandle as gone:  # the lease ended, as in a rewind, while its answer was on the way
+            raise WaitTimeout(f"claim of {task}", f"groups that are still there: {gone}", 0.0) from gone
         return Lease(lease_id, task, tuple(row_ids), tuple(group_ids), joined, self._calls.lease_s, arrays)
 
     async def renew(self, lease_ids: Sequence[str]) -> None:
@@ -180,16 +185,19 @@ class BusClient:
         self._arena.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------
-    async def _share(self, payload: Payload, issue: int | None, wait_s: float) -> tuple[list[int] | None, int | None, bytes]:
+    async def _share(
+        self, payload: Payload, issue: int | None, wait_s: float, lent: int = 0
+    ) -> tuple[list[int] | None, int | None, bytes]:
         """(None, None, bytes) for a small payload; (None, block, b"") once a large one is in the core's memory;
-        (row ids, None, b"") when the issue was put already."""
+        (row ids, None, b"") when the issue was put already. `lent`: bytes of the group that lie elsewhere."""
         if payload.size <= INLINE_LIMIT:
             return None, None, payload.join()
         block, self._spare = self._spare, None
         if block is None or not payload.size <= block[1] <= 2 * payload.size:
             if block is not None:
                 await self._call("forget", {"block": block[0]})
-            (known, block), _ = await self._call("extent", {"size": payload.size, "issue": issue}, wait_s=wait_s)
+            wanted = {"size": payload.size, "lent": lent, "issue": issue}
+            (known, block), _ = await self._call("extent", wanted, wait_s=wait_s)
             if known is not None:
                 return list(known), None, b""
         key, size, path, offset = block
@@ -206,8 +214,9 @@ def _pack(where: str, columns: Mapping[str, Column]) -> tuple[dict[str, Any], Pa
 
 
 def _copied(packed: Mapping[str, list[Any]], fetch: Fetch) -> dict[str, NDArray[Any]]:
-    """Shared arrays as copies: a lease that ends while its consumer still reads must not pull the memory away."""
-    arrays = {name: np.array(array) for name, array in unpack_arrays(packed, fetch).items()}
+    """Shared arrays that outlive their lease: copies of those in the core's memory, and as they are those that are lent."""
+    found = unpack_arrays(packed, fetch)
+    arrays = {name: array if is_lent(packed[name]) else np.array(array) for name, array in found.items()}
     for array in arrays.values():
         array.flags.writeable = False
     return arrays

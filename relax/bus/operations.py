@@ -11,7 +11,7 @@ from relax.bus.claim import Claim
 from relax.bus.columns import join
 from relax.bus.core import Core, rows_and_groups
 from relax.bus.groups import Group
-from relax.bus.packing import Bytes, Fetch, pack, unpack, unpack_arrays
+from relax.bus.packing import Bytes, Fetch, pack, pack_array, unpack, unpack_arrays
 from relax.bus.sessions import Session
 from relax.bus.wire import SPARE_LIMIT, Outbox, part
 from relax.errors import BusError
@@ -61,10 +61,11 @@ class Operations:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
     async def _extent(
-        self, session: Session, number: int, payload: bytes, size: int, wait_s: float, issue: int | None
+        self, session: Session, number: int, payload: bytes, size: int, lent: int, wait_s: float, issue: int | None
     ) -> Answer:
-        """A block of shared memory for a payload; for a group, once it has room. `[row ids]` if it was put already."""
-        known = None if issue is None else await self._core.reserve(issue, size, wait_s)
+        """A block of shared memory for a payload; for a group, once it has room, with `lent` bytes that lie elsewhere.
+        `[row ids]` if it was put already."""
+        known = None if issue is None else await self._core.reserve(issue, size + lent, wait_s)
         if known is not None:
             return [known], b""
         block = self._block(session, size)
@@ -266,4 +267,4 @@ def _unpack(columns: dict[str, Any], fetch: Fetch) -> dict[str, Column]:
 
 
 def _pack_shared(group: Group, outbox: Outbox) -> dict[str, Any]:
-    return {name: pack(array, outbox.place) for name, array in group.shared.items()}
+    return {name: pack_array(array, outbox.place) for name, array in group.shared.items()}

@@ -1,6 +1,7 @@
 """Columns as a description and raw buffers, for messages and for files. Nothing is pickled.
 
 ["ragged", dtype, tail, where values are, where offsets are]    ["dense", dtype, shape, where]    ["json", values]
+["lent", pid, fd, inode, offset, dtype, shape]: in messages, an array that stays where it lies (`relax/shared_arrays.py`)
 """
 
 from collections.abc import Callable, Mapping
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax.errors import BusError
+from relax.errors import BusError, StaleHandle
+from relax.shared_arrays import Loan, borrow, lend
 from relax.types import Column, Ragged
 
+_LENT = "lent"
 Bytes = NDArray[np.uint8]
 Place = Callable[[NDArray[Any]], Any]
 """Stores an array's bytes and says where, in msgpack values."""
@@ -49,12 +52,33 @@ def unpack(packed: list[Any], fetch: Fetch) -> Column:
     raise BusError(f"a packed column has the unknown kind {kind!r}")
 
 
+def pack_array(array: NDArray[Any], place: Place) -> list[Any]:
+    """As a dense column; lent where it lies in memory that others can read as well."""
+    loan = lend(array)
+    return pack(array, place) if loan is None else [_LENT, *loan]
+
+
+def is_lent(packed: list[Any]) -> bool:
+    return bool(packed) and packed[0] == _LENT
+
+
 def unpack_arrays(packed: Mapping[str, list[Any]], fetch: Fetch) -> dict[str, NDArray[Any]]:
-    """Arrays by name, each packed as a dense column is."""
+    """Arrays by name, each packed as a dense column is, or lent. Raises `StaleHandle` for one whose owner has let it go."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, description in packed.items():
-        array = unpack(description, fetch)
+        array = _borrowed(name, description) if is_lent(description) else unpack(description, fetch)
         if not isinstance(array, np.ndarray):
             raise BusError(f"a packed array is a {description[0]} column")
         arrays[name] = array
     return arrays
+
+
+def _borrowed(name: str, description: list[Any]) -> NDArray[Any]:
+    try:
+        return borrow(Loan(*description[1:]))
+    except FileNotFoundError as error:
+        raise StaleHandle(f"the shared array {name!r} was freed: {error}") from error
+    except OSError as error:
+        raise BusError(f"the shared array {name!r} cannot be mapped: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise BusError(f"a lent array is malformed: {error}") from error

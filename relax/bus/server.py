@@ -25,6 +25,7 @@ from relax.bus.sessions import Owners, Session
 from relax.bus.waits import caller
 from relax.bus.wire import NOTICE, Channel, decode, encode, encode_error
 from relax.errors import BusError, BusGone, RelaxError, StaleHandle
+from relax.shared_arrays import share
 
 log = logging.getLogger("relax.bus")
 
@@ -56,8 +57,8 @@ class BusServer:
             self._lock.release()
             raise BusError(f"{self.address}: cannot be listened on: {error}") from error
         self._arena = Arena()
-        for group in self.core.rows.groups.values():  # those of a snapshot; put ones come in by way of the arena
-            group.shared = {name: self._arena.adopt(array) for name, array in group.shared.items()}
+        for group in self.core.rows.groups.values():  # those of a snapshot; put ones lie in shared memory already
+            group.shared = share(group.shared) if group.shared else {}
         self._operations = Operations(self.core, self._arena)
         self._channel = Channel(socket, self._receive)
         self._watch = asyncio.create_task(self._watch_clients(), name="relax-bus-watch")

@@ -9,7 +9,7 @@ process ends, or has its application deleted, when the controller's process is g
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from relax.roles.disturbance import Disturbance, slowed
 from relax.roles.engine_host import EngineHost
 from relax.roles.role import RoleTask
 from relax.roles.topology import RoleSpec, devices_of, engine_pools
+from relax.shared_arrays import Loan, borrow, lend
 from relax.types import Completion, GenerateRequest, WeightManifest
 
 _MANY = 10_000  # calls in flight: the bounds are the queue's and the engines', never the transport's
@@ -124,7 +125,7 @@ class EngineActor:
         return self._host.engine
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        return await self._engine.generate(request)
+        return await self._engine.generate(_with_borrowed(request))
 
     async def progress(self, request_ids: list[str]) -> dict[str, list[Completion]]:
         return await self._engine.progress(request_ids)
@@ -159,7 +160,7 @@ class RayEngine:
         self._actor: Any = None
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        completions: list[Completion] = await self._call("generate", request)
+        completions: list[Completion] = await self._call("generate", _with_lent(request))
         return completions
 
     async def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
@@ -300,6 +301,20 @@ def start_engine(name: str, config: RunConfig, config_json: str, run_dir: Path, 
         resources=node,
     )
     return actor.remote(name, config_json, str(run_dir), address)
+
+
+def _with_lent(request: GenerateRequest) -> GenerateRequest:
+    """For an engine in another process on this host: features stay where they lie, however often they are asked about."""
+    features: dict[str, Any] = {name: lend(array) or array for name, array in request.features.items()}
+    return replace(request, features=features) if features else request
+
+
+def _with_borrowed(request: GenerateRequest) -> GenerateRequest:
+    try:
+        features = {name: borrow(lent) if isinstance(lent, Loan) else lent for name, lent in request.features.items()}
+    except OSError as error:
+        raise EngineError(f"request {request.request_id!r}: the features of its media cannot be mapped: {error}") from error
+    return replace(request, features=features) if features else request
 
 
 def _not_started(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 # A package may import from its own layer and from those before it.
 LAYERS = (
-    ("types", "errors", "clock", "child", "torchvision_on_cpu"),
+    ("types", "errors", "clock", "child", "shared_arrays", "torchvision_on_cpu"),
     ("config",),
     ("algorithms", "rewards", "envs", "data", "observe"),
     ("bus", "weights"),

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from relax.child import end_child, start_child
 from relax.config.media import MediaConfig
-from relax.data.media.wire import Done, Job, Ready, Refused, Setup, receive, send, take
+from relax.data.media.wire import Done, Job, Ready, Refused, Setup, receive, send
 from relax.errors import ConfigError, DataError
+from relax.shared_arrays import take
 
 START_LIMIT_S = 120.0  # to import transforms and the processor
 

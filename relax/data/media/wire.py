@@ -1,23 +1,18 @@
 """What a media pool and its workers say to each other: msgpack behind a length of four bytes, little-endian.
 
-Arrays do not go through the pipe: a worker writes them into memory that it shares, and sends that memory's file descriptor
-with the message that says where in it they are.
+Arrays do not go through the pipe: a worker writes them into memory that it shares (`relax/shared_arrays.py`), and sends that
+memory's file descriptor with the message that says where in it they are.
 """
 
-import mmap
 import os
 import socket
-import tempfile
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from relax.shared_arrays import Placed
 from relax.types import Media
 
-ALIGNMENT = 64
 T = TypeVar("T")
 
 
@@ -46,14 +41,6 @@ class Job(msgspec.Struct):
     key: str
     messages: list[dict[str, Any]]
     media: list[Media]
-
-
-class Placed(msgspec.Struct):
-    """An array in the shared memory: `offset` in bytes."""
-
-    dtype: str
-    shape: list[int]
-    offset: int
 
 
 class Done(msgspec.Struct, tag=True):
@@ -90,41 +77,6 @@ def receive(channel: socket.socket, kind: type[T]) -> tuple[T, int | None] | Non
     except msgspec.MsgspecError:
         _close(fd)
         raise
-
-
-def place(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Placed], int, int]:
-    """Copies the arrays into new shared memory: their places, its size, its file descriptor. Raises `OSError` without room."""
-    placed, end = {}, 0
-    for name, values in arrays.items():
-        placed[name] = Placed(values.dtype.str, list(values.shape), end)
-        end += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
-    fd = _memory(end)
-    if end:
-        with mmap.mmap(fd, end) as memory:
-            for name, values in arrays.items():
-                target = np.ndarray(values.shape, values.dtype, memory, placed[name].offset)
-                np.copyto(target, values)
-                del target  # or the memory cannot be closed
-    return placed, end, fd
-
-
-def take(placed: Mapping[str, Placed], num_bytes: int, fd: int) -> dict[str, NDArray[Any]]:
-    """The arrays in the shared memory, read-only and without a copy; the memory is freed with the last of them."""
-    memory = mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ) if num_bytes else b""
-    return {name: np.ndarray(at.shape, np.dtype(at.dtype), memory, at.offset) for name, at in placed.items()}
-
-
-def _memory(size: int) -> int:
-    """The file descriptor of so many bytes that no name leads to."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("relax-media")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.truncate(fd, size)
-    if size and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)  # takes the pages now: without it a lack of memory would kill whoever writes to them
-    return fd
 
 
 def _read(channel: socket.socket, size: int) -> tuple[bytes | None, int | None]:

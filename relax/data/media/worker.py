@@ -17,8 +17,9 @@ from relax.config.media import MediaConfig
 from relax.data.dotted import load_function
 from relax.data.media.decoded import Audio, Decoded, Image
 from relax.data.media.decoder import Decoder
-from relax.data.media.wire import Done, Job, Ready, Refused, Setup, place, receive, send
+from relax.data.media.wire import Done, Job, Ready, Refused, Setup, receive, send
 from relax.errors import ConfigError, DataError
+from relax.shared_arrays import place
 
 Processor = Callable[[Sequence[Mapping[str, Any]], Sequence[Decoded]], Mapping[str, NDArray[Any]]]
 

@@ -1,5 +1,8 @@
 """What a group shares: once however many rows, to every task that asks, counted, saved, and freed with the last row."""
 
+import gc
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from relax.bus.server import BusServer
 from relax.bus.snapshot import restore
 from relax.bus.transfer_queue import QueueLimits
 from relax.errors import BusError, WaitTimeout
+from relax.shared_arrays import lend, share
 
 LIMITS = QueueLimits(prompts_per_step=2, max_staleness=1, num_steps=4)
 
@@ -148,7 +152,7 @@ async def test_shared_arrays_are_copied_once_on_each_side(ready, group):
         assert server._arena.num_free_bytes == server._arena.num_bytes
 
 
-async def test_a_restored_queue_serves_shared_arrays_from_the_arena_as_well(tmp_path, ready, group):
+async def test_a_restored_queue_lends_shared_arrays_as_well(tmp_path, ready, group):
     core = await ready(Core(LIMITS))
     (ticket,) = await core.admit(1, 0.0)
     shared = {
@@ -170,6 +174,73 @@ async def test_a_restored_queue_serves_shared_arrays_from_the_arena_as_well(tmp_
         assert server._arena.num_free_bytes == server._arena.num_bytes
 
 
+async def test_arrays_in_shared_memory_stay_where_they_lie(ready, group):
+    """From the producer to every consumer without a copy, and freed with the last row and the last reader."""
+    num_open = _num_open_files()
+    async with BusServer(Core(LIMITS)) as server:
+        await ready(server.core)
+        bus = await connect(server.address)
+        (ticket,) = await bus.admit(1, 1.0)
+        image = np.random.default_rng(0).random((64, 1176), np.float32)
+        shared = share({"pixel_values": image, "image_grid_thw": np.array([[1, 8, 8]])})
+        inode = lend(shared["pixel_values"]).inode
+        await bus.put_group(ticket.issue, group(0, num_rows=8), 1.0, shared)
+        del shared
+        assert (await bus.stats())["bytes"]["shared"] == image.nbytes + 24
+        for task in ("reference", "actor"):
+            lease = await bus.claim(task, ("tokens",), num_groups=1, wait_s=1.0, shared=True)
+            found = lease.shared[ticket.issue]
+            assert lend(found["pixel_values"]).inode == inode
+            assert found["image_grid_thw"].tolist() == [[1, 8, 8]]
+        await bus.ack([lease.lease_id])
+        np.testing.assert_array_equal(found["pixel_values"], image, strict=True)
+        assert server._arena.num_bytes == 0, "nothing was copied into the queue's own memory"
+        del lease, found
+        await bus.close()
+    assert _num_open_files() <= num_open
+
+
+@pytest.mark.parametrize("length", [3, 8000])
+async def test_arrays_in_shared_memory_hold_a_producer_back(ready, group, length):
+    """They count as if they were in the queue's own memory, beside columns that are and columns that travel in the message."""
+    async with BusServer(Core(QueueLimits(1, 1, 4, max_bytes=200_000))) as server:
+        await ready(server.core)
+        bus = await connect(server.address)
+        first, second = await bus.admit(2, 1.0)
+        image = share({"pixel_values": np.zeros(150_000, np.uint8)})
+        with pytest.raises(WaitTimeout):
+            await bus.claim("actor", ("tokens",), num_groups=1, wait_s=0.0, step=0)  # the first is what this step needs
+        await bus.put_group(first.issue, group(0), 1.0, image)
+        with pytest.raises(WaitTimeout, match="room for"):
+            await bus.put_group(second.issue, group(0, num_rows=1, length=length), 0.0, image)
+        await bus.close()
+
+
+async def test_a_claim_whose_groups_were_dropped_on_the_way_is_made_again(ready, group):
+    """The trainer goes back while the answer to another role's claim is under way: what it names is gone."""
+    async with BusServer(Core(LIMITS)) as server:
+        await ready(server.core)
+        bus = await connect(server.address)
+        (ticket,) = await bus.admit(1, 1.0)
+        await bus.put_group(ticket.issue, group(0), 1.0, share({"pixel_values": np.zeros(1 << 15)}))
+
+        async def late(*arguments, call=bus._call, **more):
+            answer = await call(*arguments, **more)
+            await server.core.rewind(0)
+            gc.collect()
+            return answer
+
+        bus._call = late
+        with pytest.raises(WaitTimeout, match="still there"):
+            await bus.claim("reference", ("tokens",), num_groups=1, wait_s=1.0, shared=True)
+        await bus.close()
+
+
 async def _kept(call, answers: list):
     answers.append(await call)
     return answers[-1]
+
+
+def _num_open_files() -> int:
+    gc.collect()
+    return len([*Path("/proc/self/fd").iterdir()])
