@@ -25,7 +25,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("snapshot_s", "s", "time for which a publication held up the trainer"),
     Metric("wait/actor_s", "s", "time that the actor waited for rows during the step"),
     Metric("wait/rollout_s", "s", "time that the rollout waited for a place within the staleness bound during the step"),
-    Metric("wait/media_s", "s", "time that prompts waited for their media, summed over the prompts of the step"),
+    Metric(
+        "wait/media_s",
+        "s",
+        "time that engines had nothing to do while prompts waited for their media; where they had too little, that part of it",
+    ),
     Metric("media/prompts", "prompts", "prompts whose media were decoded during the step, ahead of need or not"),
     Metric("media/bytes", "bytes", "size of what the model's processor made of them"),
     Metric("media/lost_workers", "", "media workers that died or were ended during the step, since a file took too long"),

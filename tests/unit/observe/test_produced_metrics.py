@@ -60,7 +60,7 @@ def media_totals():
     """Those of prompts with media."""
     data = GeneratorDataConfig(path="a:b", media=MediaConfig())
     renderer = Renderer(SimpleNamespace(chat_template="a"), data)
-    return Preparer(ModelConfig(path="a"), data, renderer, spool=None, max_tokens=9).totals
+    return Preparer(ModelConfig(path="a"), data, renderer, spool=None, max_tokens=9).totals | {"wait/media_s": 1.0}
 
 
 def step_row():
