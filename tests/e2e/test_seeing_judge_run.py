@@ -37,6 +37,7 @@ def test_a_judge_is_shown_the_pictures_of_prompts(tmp_path: Path, tiny_omni: Cal
         shown = f"{number}.png" if number % 2 else f"data:image/png;base64,{base64.b64encode(png).decode()}"
         rows.append({"prompt": "<image>Which colour?", "answer": colour, "images": shown})
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "held.jsonl").write_text(json.dumps(rows[-2]))  # whose picture is inside of it
     (tmp_path / "seeing.py").write_text(REWARD)
     (tmp_path / "run.toml").write_text(
         textwrap.dedent(
@@ -46,6 +47,7 @@ def test_a_judge_is_shown_the_pictures_of_prompts(tmp_path: Path, tiny_omni: Cal
             data = {{ type = "file", path = "{tmp_path}/rows.jsonl", media = {{ num_workers = 1 }} }}
             reward = {{ type = "function", path = "seeing:sees", num_workers = 1, time_limit_s = 300 }}
             train = {{ num_steps = 2, lr = 1e-3 }}
+            eval.data = {{ type = "file", path = "{tmp_path}/held.jsonl", media = {{ num_workers = 1 }} }}
             [genrm.judges.default]
             type = "local"
             model.path = "{tiny_omni("qwen3_vl")}"
@@ -66,6 +68,8 @@ def test_a_judge_is_shown_the_pictures_of_prompts(tmp_path: Path, tiny_omni: Cal
     steps = [json.loads(line) for line in (tmp_path / "runs/seen/metrics.jsonl").read_text().splitlines()]
     assert sum(step["genrm/requests"] for step in steps) >= 2 * 8 * 2
     assert sum(step.get("genrm/failed", 0) for step in steps) == 0
+    held = [json.loads(line) for line in (tmp_path / "runs/seen/eval.jsonl").read_text().splitlines()]
+    assert [(row["eval/prompts"], row["eval/failed"]) for row in held] == [(1, 0)] * 2
     samples = [
         json.loads(line) for file in (tmp_path / "runs/seen/samples").iterdir() for line in file.read_text().splitlines()
     ]
