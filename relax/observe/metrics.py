@@ -105,7 +105,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("publish/buffers", "", "buffers in use for publications"),
     Metric("publish/failed", "", "attempts to publish that failed since the last publication"),
     Metric("publish/skipped", "", "versions that were overtaken before they were published, since the last publication"),
-    Metric("genrm/requests", "requests", "questions that judges were asked during the step"),
+    Metric("genrm/requests", "requests", "questions that judges were asked during the step; all votes on a response are one"),
     Metric("genrm/cached", "requests", "of these, how many had been answered before, or were being answered"),
     Metric("genrm/failed", "requests", "of these, how many got no reply"),
     Metric("genrm/asked_again", "requests", "of these, how many were asked because a reply held no verdict"),
