@@ -22,6 +22,12 @@ def video(frames: int = 3, fps: float = 4.0, seed: int = 0) -> Video:
     return Video(pixels, np.arange(frames) / fps, fps)
 
 
+def heard(frames: int = 4, fps: float = 2.0, seed: int = 0, seconds: float = 1.5) -> Video:
+    """A video with its sound."""
+    silent = video(frames, fps, seed)
+    return Video(silent.frames, silent.times, fps, sound(seconds, seed))
+
+
 def sound(seconds: float = 0.5, seed: int = 0) -> Audio:
     samples = np.random.default_rng(seed).standard_normal(int(16000 * seconds)) * 0.1
     return Audio(samples.astype(np.float32), 16000)
@@ -53,6 +59,9 @@ def plain_inputs(core: Any, ids: np.ndarray, prompt: PreparedPrompt) -> dict[str
         sounds = torch.split(given["input_features"], lengths.tolist())
         given["input_features"] = pad_sequence(list(sounds), batch_first=True).transpose(1, 2)
         given["feature_attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    given.pop("audio_passes", None)  # transformers hears all sounds in one pass
+    if given.pop("video_is_heard", None) is not None:
+        given["use_audio_in_video"] = True
     if "VL" in type(core).__name__:
         given["mm_token_type_ids"] = (tokens == core.config.image_token_id) + 2 * (tokens == core.config.video_token_id)
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **given}

@@ -51,6 +51,9 @@ def media_findings(
         yield error(
             f"{key}.media", f'algorithm.type = "{kind}" has a critic, and critics read text alone: use another algorithm'
         )
+    if data.media.video.audio and "audio" not in model.media:
+        yield error(f"{key}.media.video.audio", f"is true, and {model.path} ({model.model_type}) does not hear: leave it out")
+        return
     yield ok(f"{key}.media", f"{shown or 'none'} in {len(rows)} rows")
     yield from shown_findings(config, {kind: name for kind, name in _NAMES.items() if counts[kind]})
     if any(isinstance(leaf, RewardModelRewardConfig) for reward in config.rewards.values() for leaf in leaves(reward)):

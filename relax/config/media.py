@@ -67,7 +67,7 @@ class VideoConfig(ModalitySection):
     max_pixels: int = Field(602_112, ge=1)
     """Larger frames are scaled down to so many pixels."""
     audio: bool = False
-    """Take the audio track as well, as `audio` says; a video without one has none."""
+    """Let the model hear the audio track among the frames; a video without one is frames alone."""
     seconds_limit: float = Field(3_600.0, gt=0)
     """Longer videos are errors."""
     pixel_limit: int = Field(36_000_000, ge=1)

@@ -27,8 +27,8 @@ WITHOUT_SPEECH = {"enable_audio_output": False}  # a model whose configuration i
 
 _KINDS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
-_HEARD = ("input_features", "audio_lengths")
-_PLACES = (*_GRIDS.values(), "video_second_per_grid", "audio_lengths")  # what positions depend on
+_HEARD = ("input_features", "audio_lengths", "audio_passes")
+_PLACES = (*_GRIDS.values(), "video_second_per_grid", "audio_lengths", "video_is_heard")  # what positions depend on
 _MOST_KNOWN = 1024
 _TYPES = {"image": 1, "video": 2, "audio": 3}
 
@@ -122,10 +122,14 @@ class OmniForward:
             deep = getattr(found, "deepstack_features", None) or ()
             return _flat(found.pooler_output), [_flat(layer) for layer in deep]
         sounds = torch.split(given, as_tensor(features["audio_lengths"]).tolist())
-        mask = pad_sequence([torch.ones(len(sound), device=given.device) for sound in sounds], batch_first=True).long()
+        # Encoders may pad sounds to the longest beside them, and hear them otherwise then: one turn's are not padded to a later's.
+        turns = torch.split(torch.arange(len(sounds)), as_tensor(features.get("audio_passes", [len(sounds)])).tolist())
+        return torch.cat([self._hear([sounds[number] for number in turn.tolist()]) for turn in turns]), ()
+
+    def _hear(self, sounds: Sequence[Tensor]) -> Tensor:
+        mask = pad_sequence([torch.ones(len(sound), device=sound.device) for sound in sounds], batch_first=True).long()
         padded = pad_sequence(list(sounds), batch_first=True).transpose(1, 2)
-        found = self._core.get_audio_features(padded, feature_attention_mask=mask)
-        return _flat(found.last_hidden_state), ()
+        return _flat(self._core.get_audio_features(padded, feature_attention_mask=mask).last_hidden_state)
 
     def encode_prompt(self, ids: Sequence[int] | np.ndarray[Any, Any], features: Features) -> Encoded:
         """Of one prompt. Raises `ModelError` where what encoders give does not fill its places."""
@@ -141,7 +145,7 @@ class OmniForward:
         """Of several prompts: what is seen in one pass, what is heard prompt by prompt. Some encoders pad sounds to the longest
         one beside them, and what they hear then depends on it: an engine, too, has only one prompt's at a time."""
         given = [features for features, _ in prompts if features]
-        heard = [{name: prompt[name] for name in _HEARD} for prompt in given if _HEARD[0] in prompt]
+        heard = [{name: prompt[name] for name in _HEARD if name in prompt} for prompt in given if _HEARD[0] in prompt]
         names = {name for prompt in given for name in prompt if name not in _HEARD}
         seen = {name: np.concatenate([prompt[name] for prompt in given if name in prompt]) for name in names}
         return Encoded.join([self.encode(seen), *(self.encode(sounds) for sounds in heard)])
@@ -190,9 +194,11 @@ class OmniForward:
         for kind, token in self.token_ids.items():
             types[tokens == token] = _TYPES[kind]
         # A mark that begins nothing is text: a policy may write one, and the models' own indexing would look for its medium.
+        sees, hears = (getattr(self._core.config, f"{sense}_start_token_id", -1) for sense in ("vision", "audio"))
         begins_nothing = (types == 0) & (types.roll(-1, 1) == 0)
-        for name in ("vision_start_token_id", "audio_start_token_id"):
-            tokens[begins_nothing & (tokens == getattr(self._core.config, name, -1))] = 0
+        if "video_is_heard" in features:  # such a video begins with both
+            begins_nothing &= (tokens != sees) | (tokens.roll(-1, 1) != hears) | (types.roll(-2, 1) == 0)
+        tokens[begins_nothing & ((tokens == sees) | (tokens == hears))] = 0
         given = {
             "input_ids": tokens,
             "attention_mask": torch.ones_like(tokens),
@@ -200,6 +206,7 @@ class OmniForward:
             "second_per_grids": _host(features.get("video_second_per_grid")),
             "second_per_grid_ts": _host(features.get("video_second_per_grid")),
             "audio_seqlens": _host(features.get("audio_lengths")),
+            "use_audio_in_video": "video_is_heard" in features,
             **{name: _host(features.get(name)) for name in _GRIDS.values()},
         }
         asked = inspect.signature(self._find_positions).parameters

@@ -20,7 +20,7 @@ from relax.data.media.decoded import Decoded
 from relax.data.media.pool import MediaPool
 from relax.data.media.source import Spool
 from relax.data.render import Renderer
-from relax.errors import DataError
+from relax.errors import ConfigError, DataError
 from relax.models.whisper_processor import load_processor
 from relax.types import Prompt
 
@@ -130,19 +130,27 @@ def open_pool(model: ModelConfig, data: DataSection, spool: Spool | None) -> Med
         "trust_remote_code": model.trust_remote_code,
         "system_prompt": data.system_prompt,
         "template_options": data.template_options,
+        "hears_videos": data.media.video.audio,
     }
     return MediaPool(data.media, spool=spool, processor=f"{__name__}:load_reader", options=options)
 
 
 def load_reader(
-    *, folder: str, trust_remote_code: bool, system_prompt: str | None, template_options: dict[str, Any]
+    *,
+    folder: str,
+    trust_remote_code: bool,
+    system_prompt: str | None,
+    template_options: dict[str, Any],
+    hears_videos: bool = False,
 ) -> Callable[[Sequence[Mapping[str, Any]], Sequence[Decoded]], dict[str, NDArray[Any]]]:
     """What a media worker does with a prompt once its media are decoded. Messages that end with the assistant's turn are taken
-    as they are, for supervised training."""
+    as they are, for supervised training. Raises `ConfigError` for `hears_videos` where the model does not."""
     import torch  # here, since only workers need it
 
     torch.set_num_threads(1)  # there is a worker for each core
     processor = load_processor(folder, trust_remote_code=trust_remote_code)
+    if hears_videos and not processor.hears_videos:
+        raise ConfigError("media.video.audio = true, and the model does not hear videos: leave it out")
     renderer = Renderer(processor.tokenizer, DataSection(system_prompt=system_prompt, template_options=template_options))
 
     def read(messages: Sequence[Mapping[str, Any]], items: Sequence[Decoded]) -> dict[str, NDArray[Any]]:

@@ -101,6 +101,12 @@ class OmniProcessor:
         self.tokenizer.chat_template = getattr(self._processor, "chat_template", None) or self.tokenizer.chat_template
         self.renderer = Renderer(self.tokenizer, DataSection())
 
+    @property
+    def hears_videos(self) -> bool:
+        """Whether the sound of a video can lie among its frames."""
+        known = getattr(getattr(self._processor, "valid_processor_kwargs", None), "__annotations__", {}).get("videos_kwargs")
+        return "use_audio_in_video" in getattr(known, "__annotations__", {})
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> Rendered:
         """Chat messages through the folder's template; parts of type image, audio and video become placeholders."""
         return self.renderer.rendered(messages)
@@ -189,8 +195,7 @@ class OmniProcessor:
 
     def _check_heard(self, videos: Sequence[Video]) -> None:
         """Processors hear all videos of a prompt or none, and lay sounds beside frames by one rate."""
-        known = getattr(getattr(self._processor, "valid_processor_kwargs", None), "__annotations__", {}).get("videos_kwargs")
-        if "use_audio_in_video" not in getattr(known, "__annotations__", {}):
+        if not self.hears_videos:
             raise DataError(
                 "a video has its sound beside it, and the model does not hear videos: set media.video.audio = false"
             )

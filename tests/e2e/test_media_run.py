@@ -152,7 +152,9 @@ def test_a_run_on_sounds_and_videos_agrees_with_its_engine(
     path = media_run(num_rows=2)
     for number, hertz in enumerate((220, 880)):
         (tmp_path / f"{number}.wav").write_bytes(sound(tone(0.4 + 0.3 * number, 16_000, hertz), 16_000))
-        (tmp_path / f"{number}.mp4").write_bytes(clip(range(0, 2_000, 100), size=(64, 48), levels=[60 * number + 40] * 20))
+        heard = {"audio": tone(2, 8_000, hertz)} if number else {}  # one video with a sound, and one without
+        frames = clip(range(0, 2_000, 100), size=(64, 48), levels=[60 * number + 40] * 20, **heard)
+        (tmp_path / f"{number}.mp4").write_bytes(frames)
     rows = [
         {"prompt": "Look: <image> Which colour?", "images": "squares/0.png"},
         {"prompt": "Hear <audio>, then <audio>: <image>?", "audios": ["0.wav", "1.wav"], "images": "squares/1.png"},
@@ -161,7 +163,7 @@ def test_a_run_on_sounds_and_videos_agrees_with_its_engine(
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = [f"model.path={tiny_omni('qwen3_omni')}", "algorithm.kl.coef=0.05", "resources.mode=hybrid"]
-    settings += ["train.num_steps=3", "data.media.video.max_frames=4"]
+    settings += ["train.num_steps=3", "data.media.video.max_frames=4", "data.media.video.audio=true"]
     done = relax("train", path, *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     steps = steps_of(tmp_path)

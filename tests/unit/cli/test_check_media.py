@@ -41,6 +41,17 @@ def test_media_are_counted(small_run, with_images, fake_model):
     assert "1 process(es) decode them" in explain(config)
 
 
+def test_the_sound_of_videos_is_for_models_that_hear(small_run, with_images, fake_model):
+    fake_model(vision_config={"depth": 1})
+    report = check_config(load_config(small_run, [*with_images, "data.media.video.audio=true"]))
+    (fault,) = (finding for finding in report.findings if finding.level is Level.ERROR)
+    assert fault.about == "data.media.video.audio"
+    assert fault.text.endswith("does not hear: leave it out")
+    fake_model(vision_config={"depth": 1}, audio_config={"d_model": 1})
+    report = check_config(load_config(small_run, [*with_images, "data.media.video.audio=true"]))
+    assert not [finding for finding in report.findings if finding.level is Level.ERROR]
+
+
 def test_media_that_are_forgotten_are_an_error_where_the_model_could_read_them(small_run, with_images, fake_model):
     without = [override for override in with_images if not override.startswith("data.media")]
     assert not said(check_config(load_config(small_run, without)), Level.ERROR), "a model of text has no use for them"

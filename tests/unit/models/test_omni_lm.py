@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from omni_prompts import image, plain_inputs, plain_logprobs, prepare, sound, spread, video
+from omni_prompts import heard, image, plain_inputs, plain_logprobs, prepare, sound, spread, video
 from transformers import AutoModelForMultimodalLM
 
 from relax.engines.attention import attend_within
@@ -24,6 +24,7 @@ SEEN = {
 HEARD = {
     "sounds": (sound(0.3), "or", sound(1.2, 1)),
     "image and sound": (sound(0.4), image(), "?"),
+    "videos with sound": (sound(0.4, 3), heard(), "and", heard(6, 2.0, 1, 4.2), "?", image()),
 }
 QUICK = ["qwen3_vl", "qwen3_omni"]
 OTHERS_SLOWLY = [pytest.param(f, marks=pytest.mark.slow) for f in ("qwen3_omni", "qwen3_vl_moe", "qwen2_5_omni")]
@@ -113,6 +114,21 @@ def test_positions_go_on_where_transformers_has_them(load, family) -> None:
         if prompt.features and "input_features" not in prompt.features:
             own = core.model.rope_deltas if own is None else own
             assert float(own) == pytest.approx(delta)
+
+
+@pytest.mark.parametrize("family", ["qwen3_omni", pytest.param("qwen2_5_omni", marks=pytest.mark.slow)])
+def test_frames_and_the_sound_beside_them_stand_at_their_seconds(load, family) -> None:
+    forward, prompt = load(family).forward, load(family).prompts["videos with sound"]
+    rate = forward._core.config.position_id_per_seconds
+    times = forward.positions(prompt.ids, prompt.features)[0][0]
+    grids, seconds = prompt.features["video_grid_thw"], prompt.features["video_second_per_grid"]
+    for run in (run for run in prompt.expansions if run.kind == "video"):
+        ids, at = prompt.ids[run.start : run.start + run.length], times[run.start : run.start + run.length].numpy()
+        heard_at, seen_at = (at[ids == forward.token_ids[kind]] for kind in ("audio", "video"))
+        first, (frames, height, width) = heard_at[0], grids[run.item]
+        assert heard_at.tolist() == [first + k for k in range(len(heard_at))]
+        wanted = np.repeat(np.arange(frames) * seconds[run.item] * rate, height * width // 4)
+        assert seen_at.tolist() == pytest.approx((first + wanted).tolist(), abs=1)
 
 
 @torch.no_grad()

@@ -16,11 +16,11 @@ from relax.config.model import ModelConfig
 from relax.data.media.pool import MediaStats, Prepared
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
-from relax.errors import DataError
+from relax.errors import ConfigError, DataError
 from relax.models import preparer as module
 from relax.models.preparer import Preparer, ReadyPrompt, load_reader
 from relax.types import Media, Prompt
-from tests.omni_prompts import image, messages
+from tests.omni_prompts import heard, image, messages
 
 ONE_RUN = ReadyPrompt([1, 9, 9, 2], {}, (np.array([9, 9], np.int32),), frozenset({8, 9}))
 
@@ -110,3 +110,14 @@ def test_the_chat_template_may_be_the_processors_alone(tiny_omni: Callable[[str]
     assert not load_tokenizer(ModelConfig(path=str(folder))).chat_template
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     assert load_tokenizer(ModelConfig(path=str(folder))).chat_template == template
+
+
+def test_a_model_that_does_not_hear_is_refused_where_videos_are_to_be_heard(tiny_omni: Callable[[str], Path]) -> None:
+    options = {"trust_remote_code": False, "system_prompt": None, "template_options": {}, "hears_videos": True}
+    with pytest.raises(ConfigError, match="the model does not hear videos"):
+        load_reader(folder=str(tiny_omni("qwen3_vl")), **options)
+    read = load_reader(folder=str(tiny_omni("qwen3_omni")), **options)
+    prompt = ReadyPrompt.of(read(messages(heard(), "What?"), [heard()]))
+    assert prompt.features["video_is_heard"].tolist() == [1]
+    of_media = sum(token in prompt.media_ids for token in prompt.ids)
+    assert [len(run) for run in prompt.runs] == [of_media + 2], "frames and sound, between the sound's marks"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omni_prompts import image, messages, prepare, sound, video
+from omni_prompts import heard, image, messages, prepare, sound, video
 from PIL import Image as Pillow
 
 from relax.data.media.decoded import Audio, Image, Video
@@ -26,6 +26,9 @@ CONTENTS = {
 SOUNDS = {"sounds": (sound(0.3), "or", sound(1.2, 1)), "all": (image(), sound(), video(), "?", sound(1.0, 2), image(64, 64, 3))}
 
 
+TALKING = (sound(0.4), heard(8, 2.0, seconds=4.1), "and", heard(3, 2.0, 1, 1.0), "?", image(), sound(0.6, 1))
+
+
 @pytest.fixture(scope="module")
 def processors(tiny_omni):
     torch.set_num_threads(1)
@@ -35,9 +38,12 @@ def processors(tiny_omni):
 
 def own_output(processor: OmniProcessor, content):
     """What transformers' processor gives when it is called as its documentation says."""
-    images, videos, sounds = ([c for c in content if isinstance(c, kind)] for kind in (Image, Video, Audio))
+    images, videos = ([c for c in content if isinstance(c, kind)] for kind in (Image, Video))
     metadata = [{"fps": v.fps, "total_num_frames": len(v.frames), "frames_indices": list(range(len(v.frames)))} for v in videos]
     options = {"do_sample_frames": False, "video_metadata": metadata}
+    sounds = [c if isinstance(c, Audio) else c.audio for c in content if isinstance(c, Audio) or getattr(c, "audio", None)]
+    if any(v.audio for v in videos):
+        options |= {"use_audio_in_video": True, "fps": videos[0].fps}
     return processor._processor(
         text=[processor.render(messages(*content)).text],
         **({"images": [i.pixels for i in images]} if images else {}),
@@ -51,7 +57,8 @@ def own_output(processor: OmniProcessor, content):
     ("family", "content"),
     [("qwen3_vl", c) for c in CONTENTS.values()]
     + [("qwen3_omni", c) for c in SOUNDS.values()]
-    + [pytest.param("qwen2_5_omni", c, marks=pytest.mark.slow) for c in SOUNDS.values()],
+    + [pytest.param("qwen2_5_omni", c, marks=pytest.mark.slow) for c in [*SOUNDS.values(), TALKING]]
+    + [("qwen3_omni", TALKING)],
 )
 def test_ids_and_features_are_the_processors_own(processors, family, content) -> None:
     processor = processors(family)
@@ -172,6 +179,18 @@ def test_places_are_found_in_later_turns_and_tools_and_nowhere_in_what_is_said(p
     assert processor.tokenizer.decode(prompt.unexpanded) == own
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ((heard(), video()), "of its videos some have a sound and others none"),
+        ((heard(4, 2.0), heard(4, 1.0)), "its videos with sound have 1 and 2 frames a second"),
+    ],
+)
+def test_sounds_of_videos_that_cannot_be_interleaved_are_refused(processors, content, message) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        prepare(processors("qwen3_omni"), *content)
+
+
 def test_a_sound_at_another_rate_is_refused(processors) -> None:
     processor = processors("qwen3_omni")
     with pytest.raises(DataError, match="8000 samples a second, the model hears 16000"):
@@ -184,6 +203,7 @@ def test_a_sound_at_another_rate_is_refused(processors) -> None:
     [
         ((sound(31.0), "?"), "a sound lasts 31.0 s, of which the model's processor takes 30.0 s"),
         ((sound(0.02), "or", sound(0.5)), "a sound of 0.02 s is too short"),
+        ((sound(0.5), heard(seconds=0.02), "?"), "a sound of 0.02 s is too short"),
     ],
 )
 def test_a_sound_that_would_be_cut_or_not_be_heard_is_refused(processors, content, message) -> None:
