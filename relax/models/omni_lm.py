@@ -122,7 +122,7 @@ class OmniForward:
             deep = getattr(found, "deepstack_features", None) or ()
             return _flat(found.pooler_output), [_flat(layer) for layer in deep]
         sounds = torch.split(given, as_tensor(features["audio_lengths"]).tolist())
-        # Encoders may pad sounds to the longest beside them, and hear them otherwise then: one turn's are not padded to a later's.
+        # A sound that is padded to a longer one beside it is heard otherwise: a turn's are not padded to those of a later one.
         turns = torch.split(torch.arange(len(sounds)), as_tensor(features.get("audio_passes", [len(sounds)])).tolist())
         return torch.cat([self._hear([sounds[number] for number in turn.tolist()]) for turn in turns]), ()
 
