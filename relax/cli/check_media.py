@@ -5,7 +5,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from relax.algorithms.table import has_critic
 from relax.cli.check_judges import shown_findings
 from relax.cli.findings import Finding, error, ok, warning
 from relax.cli.memory import human_bytes
@@ -46,11 +45,6 @@ def media_findings(
         reads = " and ".join(("text", *(_NAMES[kind] for kind in model.media)))
         yield error(f"{key}.media", f"the rows have {_NAMES[strange[0]]}, and {model.path} ({model.model_type}) reads {reads}")
         return
-    if has_critic(config.algorithm) and key == "data":
-        kind = config.algorithm.type
-        yield error(
-            f"{key}.media", f'algorithm.type = "{kind}" has a critic, and critics read text alone: use another algorithm'
-        )
     if data.media.video.audio and "audio" not in model.media:
         yield error(f"{key}.media.video.audio", f"is true, and {model.path} ({model.model_type}) does not hear: leave it out")
         return

@@ -91,6 +91,10 @@ def _model(config: RunConfig, key: str, model: ModelConfig, policy: ModelFolder 
     yield ok(key, f"{folder.path}: {folder.model_type}, {folder.num_params / 1e6:.2f} M parameters, context {folder.context}")
     if policy is None:
         return
+    if config.data.media is not None and policy.media and not folder.media:
+        yield error(
+            key, f"{folder.path} ({folder.model_type}) reads text, and the rows have media: use one of the policy's family"
+        )
     longest = longest_sample(config, policy)
     if folder.context and longest > folder.context:
         yield error(key, f"a sample may have {longest} tokens, and the context of {folder.path} has {folder.context}")

@@ -151,8 +151,6 @@ class SFTConfig(Section):
                     f'reward.type = "{asking[0]}" asks a role of a run, and relax sft has none: use another reward'
                 )
             return self
-        if self.data.media is not None:
-            raise ValueError(f'task.type = "{self.task.type}" reads text alone: leave data.media out')
         what = f'task.type = "{self.task.type}" is evaluated on the rows of eval.data and generates nothing'
         if self.reward is not None:
             raise ValueError(f"{what}: leave [reward] out")

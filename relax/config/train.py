@@ -62,8 +62,8 @@ class TrainConfig(Section):
     freeze: list[str] = []
     """Weights that stay as they are, by patterns of names at any depth: `"visual.*"`, `"audio_tower.*"`, `"layers.0.*"`."""
     max_tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Budget of one forward and backward pass: tokens, and on top of them the work of encoding media, in tokens. A longer sample
-    makes a micro-batch of its own, and media never divide a group. On a CPU at most 2,048."""
+    """Budget of one forward and backward pass: tokens, and on top of them the work of encoding media, in tokens. A longer
+    sample makes a micro-batch of its own, and media never divide a group. On a CPU at most 2,048."""
     logprob_chunk: int = Field(2048, ge=1)
     """Rows of the vocabulary projection held at once: bounds the memory of logits to chunk x vocabulary."""
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -74,7 +74,7 @@ class Preparer:
     def __init__(
         self, model: ModelConfig, data: DataSection, renderer: Renderer, *, spool: Spool | None, max_tokens: int
     ) -> None:
-        self._renderer, self._max_tokens = renderer, max_tokens
+        self._renderer, self.max_tokens = renderer, max_tokens
         self.look_ahead = data.media.look_ahead if data.media is not None else 0
         self.waited_s = 0.0
         self._pool = open_pool(model, data, spool)
@@ -116,8 +116,8 @@ class Preparer:
             ready = ReadyPrompt.of((await self._pool.prepare(prompt)).features)
         finally:
             self.waited_s += loop.time() - started
-        if len(ready.ids) > self._max_tokens:
-            raise DataError(f"{prompt.key}: with its media the prompt has {len(ready.ids)} tokens, and {self._max_tokens} fit")
+        if len(ready.ids) > self.max_tokens:
+            raise DataError(f"{prompt.key}: with its media the prompt has {len(ready.ids)} tokens, and {self.max_tokens} fit")
         return ready
 
 

@@ -46,8 +46,8 @@ class Conversations:
 
     def read(self, raw: Any, key: str) -> Lesson:
         """The one sequence of a row. Raises `BadRow` or `DataError`, and `ConfigError` for media that would not be shown."""
-        if self._media is None and isinstance(raw, Mapping) and (fault := forgotten_media(raw, self._sees)):
-            raise ConfigError(f"data.media {fault} ({key})")
+        if self._media is None and isinstance(raw, Mapping):
+            refuse_forgotten(raw, self._sees, key)
         prompt = self._conversation(raw, key)
         ids, mask = self._render(prompt)
         check_length(ids, self._max_tokens)
@@ -58,11 +58,7 @@ class Conversations:
     def _conversation(self, raw: Any, key: str) -> Prompt:
         """The whole of it as messages; or a plain text, of which the answer is the response."""
         if (messages := said_messages(raw, self._prompt_key, with_media=self._media is not None)) is not None:
-            try:
-                said, media = self._media.read(raw, messages) if self._media is not None else (messages, [])
-            except Mismatch as why:
-                raise BadRow(str(why)) from why
-            return Prompt(key, messages=tuple(said), media=tuple(media))
+            return place_media(self._media, raw, messages, key)
         prompt = self._reader.read(raw, key)
         completion = self._completion(prompt)
         return prompt if prompt.text is not None else replace(prompt, messages=(*prompt.messages, completion))
@@ -108,6 +104,21 @@ def said_messages(raw: Any, column: str, *, with_media: bool = False) -> tuple[M
         return None
     messages = read_messages(found, column, with_media=with_media)
     return messages if messages[-1]["role"] == "assistant" else None
+
+
+def place_media(media: MediaRows | None, raw: Mapping[str, Any], messages: Sequence[Message], key: str) -> Prompt:
+    """A conversation with the media of its row in their places. Raises `BadRow` where they do not fit."""
+    try:
+        said, items = media.read(raw, messages) if media is not None else (messages, [])
+    except Mismatch as why:
+        raise BadRow(str(why)) from why
+    return Prompt(key, messages=tuple(said), media=tuple(items))
+
+
+def refuse_forgotten(raw: Mapping[str, Any], sees: Collection[str], key: str) -> None:
+    """Raises `ConfigError` for media in a row that is read without `data.media`."""
+    if fault := forgotten_media(raw, sees):
+        raise ConfigError(f"data.media {fault} ({key})")
 
 
 def read_number(raw: Mapping[str, Any], column: str) -> float:

@@ -17,7 +17,7 @@ from relax.data.layouts import lay_out
 from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
 from relax.data.rows import BadRow
 from relax.errors import DataError
-from relax.models.preparer import Features, Preparer
+from relax.models.preparer import Features, Preparer, ReadyPrompt
 from relax.train.backend import TrainBatch
 from relax.types import IntArray, MaskArray, Prompt, Ragged
 
@@ -117,20 +117,25 @@ def _maker(data: ReasoningGymDataConfig | GeneratorDataConfig) -> tuple[MakeRow,
 
 
 async def decode(lessons: Sequence[Lesson], preparer: Preparer, following: Sequence[Lesson] = ()) -> list[Lesson]:
-    """Lessons with their media; those of the first that are `following` are begun. Raises `DataError`."""
-    rows = [row for lesson in lessons for row in lesson]
-    later = [row.shown for lesson in following for row in lesson if row.shown is not None]
-    last = max((number for number, row in enumerate(rows) if row.shown is not None), default=-1)
-    ready = await asyncio.gather(*(_decoded(row, preparer, later if n == last else ()) for n, row in enumerate(rows)))
-    given = iter(ready)
-    return [tuple(next(given) for _ in lesson) for lesson in lessons]
+    """Lessons with their media, which the sequences of one share; those that are `following` are begun. Raises `DataError`."""
+    shown, later = _shown(lessons), _shown(following)
+    asked = [preparer.prepare(prompt, later if prompt is shown[-1] else ()) for prompt in shown]
+    ready = dict(zip(map(id, shown), await asyncio.gather(*asked), strict=True))
+
+    def decoded(row: Learned) -> Learned:
+        return row if row.shown is None else _with_media(row, row.shown.key, ready[id(row.shown)], preparer.max_tokens)
+
+    return [tuple(map(decoded, lesson)) for lesson in lessons]
 
 
-async def _decoded(row: Learned, preparer: Preparer, following: Sequence[Prompt]) -> Learned:
-    if row.shown is None:
-        return row
-    ready = await preparer.prepare(row.shown, following)
+def _shown(lessons: Sequence[Lesson]) -> list[Prompt]:
+    return list({id(row.shown): row.shown for lesson in lessons for row in lesson if row.shown is not None}.values())
+
+
+def _with_media(row: Learned, key: str, ready: ReadyPrompt, max_tokens: int) -> Learned:
     ids, mask = ready.expand(row.ids.tolist(), row.mask.tolist())
+    if (length := int(np.flatnonzero(mask)[-1])) > max_tokens:  # the last token that is learned is not read
+        raise DataError(f"{key}: with its media the conversation has {length} tokens, and {max_tokens} fit")
     return row._replace(ids=np.asarray(ids, np.int32), mask=np.asarray(mask, np.uint8), features=ready.features)
 
 

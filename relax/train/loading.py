@@ -10,6 +10,7 @@ from torch import nn
 from relax.config.model import ModelConfig
 from relax.errors import ModelError
 from relax.models.omni_lm import WITHOUT_SPEECH, auto_class, is_omni
+from relax.models.scalar_omni import scalar_class
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
@@ -64,15 +65,18 @@ def _load(config: ModelConfig, head: Head, **options: Any) -> tuple[Any, set[str
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    folder, (loader, kind) = Path(config.path), _KINDS[head]
+    folder, (name, kind) = Path(config.path), _KINDS[head]
     _check_folder(folder, config)
     try:
         found = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=config.trust_remote_code, **WITHOUT_SPEECH
+            folder, local_files_only=True, trust_remote_code=config.trust_remote_code, **WITHOUT_SPEECH, **options
         )
-        if head == "vocabulary" and is_omni(found):
-            loader, options = auto_class(found), {"config": found}
-        model, info = getattr(transformers, loader).from_pretrained(
+        loader: Any = getattr(transformers, name)
+        if is_omni(found):
+            options, loader = {"config": found}, getattr(transformers, auto_class(found))
+            if head != "vocabulary":
+                loader = scalar_class(found, name.removeprefix("AutoModelFor"), has_bias=head == "token")
+        model, info = loader.from_pretrained(
             folder,
             dtype=getattr(torch, config.dtype),
             local_files_only=True,

@@ -17,6 +17,7 @@ from relax.algorithms.scalar_losses import ScalarLoss
 from relax.config.run import RunConfig
 from relax.data.packing import Group, MicroBatch, pack, plan
 from relax.train.backend import TrainBatch
+from relax.train.freezing import freeze
 from relax.train.loading import Head, load_scalar_model
 from relax.train.torch_backend import TorchBackend
 from relax.types import Ragged
@@ -26,7 +27,7 @@ class ScalarBackend(TorchBackend):
     """`TrainBackend` of a model with one label (`head`: of the sequence or of each token), which learns the column `returns`.
 
     A head that `model.path` lacks says 0 everywhere at first. Folders that `export` writes are whole: transformers' own class
-    of that kind loads them and says the same.
+    of that kind loads them and says the same, where it has one (`models/scalar_omni.py`).
     """
 
     def __init__(self, config: RunConfig, loss: ScalarLoss, head: Head = "token") -> None:
@@ -34,7 +35,8 @@ class ScalarBackend(TorchBackend):
         super().__init__(config)
 
     def _load_model(self) -> Any:
-        return load_scalar_model(self._config.model, self.device, self._head)
+        model = load_scalar_model(self._config.model, self.device, self._head)
+        return freeze(model, self._config.train.freeze, is_policy=False)
 
     def forget_gradients(self) -> None:
         """Drops what was gathered since the last step, so that the rest can be saved."""

@@ -141,12 +141,11 @@ def make_reader(
 ) -> ReadLesson:
     """What the task makes of a row of `data`. `spool`: for media whose bytes are in the rows; `sees`: what the model reads."""
     task, renderer = config.task, Renderer(tokenizer, data)
-    if isinstance(task, RewardModelTaskConfig):
-        return Preferences(data, task, renderer, max_tokens=max_tokens).read
-    if isinstance(task, CriticTaskConfig):
-        return Conversations(data, renderer, max_tokens=max_tokens, reward_key=task.reward_key).read
     media = media_rows(data, spool)
-    return Conversations(data, renderer, max_tokens=max_tokens, loss_on=task.loss_on, media=media, sees=sees).read
+    if isinstance(task, RewardModelTaskConfig):
+        return Preferences(data, task, renderer, max_tokens=max_tokens, media=media, sees=sees).read
+    how = {"reward_key": task.reward_key} if isinstance(task, CriticTaskConfig) else {"loss_on": task.loss_on}
+    return Conversations(data, renderer, max_tokens=max_tokens, media=media, sees=sees, **how).read
 
 
 def _make_backend(config: SFTConfig, run: RunConfig, tokenizer: Any) -> TorchBackend:
@@ -162,13 +161,20 @@ def _make_exam(config: SFTConfig, run: RunConfig, tokenizer: Any, max_tokens: in
     if config.eval is None:
         return None
     if config.reward is None:
-        data = config.eval.data
-        rows = Lessons(data, make_reader(config, data, tokenizer, max_tokens), seed=config.seed)
-        return HeldOut([rows.row(index) for index in range(min(config.eval.num_prompts, len(rows)))])
+        rows, preparer = _open(config, config.eval.data, run, tokenizer, max_tokens)
+        return HeldOut([rows.row(index) for index in range(min(config.eval.num_prompts, len(rows)))], preparer)
     # here, since it brings a generation engine along, which most files do without
     from relax.train.exam import Exam
 
     return Exam(config.eval, config.reward, run, tokenizer)
+
+
+def _open(config: SFTConfig, data: DataConfig, run: RunConfig, tokenizer: Any, max_tokens: int) -> tuple[Lessons, Preparer]:
+    """The rows of `data`, and what decodes their media."""
+    spool = Spool() if data.media is not None else None
+    read = make_reader(config, data, tokenizer, max_tokens, spool, read_model_folder(run.model).media)
+    preparer = Preparer(run.model, data, Renderer(tokenizer, data), spool=spool, max_tokens=max_tokens)
+    return Lessons(data, read, seed=config.seed), preparer
 
 
 async def _train(
@@ -176,10 +182,7 @@ async def _train(
 ) -> tuple[TrainBackend, int, Score | None]:
     """The loop. Steps run in this thread: nothing else goes on meanwhile."""
     tokenizer, max_tokens = load_tokenizer(run.model), longest_sequence(run.model)
-    spool = Spool() if config.data.media is not None else None
-    read = make_reader(config, config.data, tokenizer, max_tokens, spool, read_model_folder(run.model).media)
-    lessons = Lessons(config.data, read, seed=config.seed)
-    preparer = Preparer(run.model, config.data, Renderer(tokenizer, config.data), spool=spool, max_tokens=max_tokens)
+    lessons, preparer = _open(config, config.data, run, tokenizer, max_tokens)
     backend = _make_backend(config, run, tokenizer)
     exam = _make_exam(config, run, tokenizer, max_tokens)
     last, size, score = config.train.num_steps, config.train.batch_size, None

@@ -8,8 +8,10 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 from tests.made_media import clip, sound, tone
 
@@ -120,6 +122,29 @@ def test_the_modes_learn_the_same_from_images(media_run: RunFile, tmp_path: Path
     done = relax("parity", path, "--steps", "6", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("equal, bit by bit") == 3
+
+
+@pytest.mark.slow
+def test_a_critic_learns_the_same_from_images_in_every_mode(media_run: RunFile, tmp_path: Path) -> None:
+    settings = ["algorithm.type=ppo", "critic.lr=1e-3"]
+    done = relax("parity", media_run(), "--steps", "4", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal, bit by bit") == 3
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_has_a_critic_that_sees(media_run: RunFile, tmp_path: Path) -> None:
+    settings = ["algorithm.type=ppo", "critic.lr=1e-3", "resources.mode=fully_async", "train.checkpoint.every=2"]
+    done = relax("train", media_run("ray"), *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = steps_of(tmp_path)
+    assert len(rows) == 4
+    assert max(row["rollout_train_logprob_diff/max"] for row in rows) < 1e-4
+    assert all(row["value_loss"] > 0 for row in rows)
+    saved = load_file(tmp_path / "runs/squares/critic/step_4/weights.safetensors")
+    begun = load_file(tmp_path / "runs/squares/critic/step_2/weights.safetensors")
+    moved = {name for name, weight in saved.items() if not np.array_equal(weight, begun[name])}
+    assert any(".visual." in name for name in moved), "what it sees is learned from"
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_media_are_counted(small_run, with_images, fake_model):
     config = load_config(small_run, with_images)
     assert said(check_config(config), Level.OK) == ["3 images in 3 rows"]
     critic = load_config(small_run, [*with_images, "algorithm.type=ppo"])
-    assert "critics read text alone" in said(check_config(critic), Level.ERROR)[0]
+    assert not said(check_config(critic), Level.ERROR), "it reads what the policy reads"
     assert "images in 'images'" in explain(config)
     assert "1 process(es) decode them" in explain(config)
 
@@ -50,6 +50,15 @@ def test_the_sound_of_videos_is_for_models_that_hear(small_run, with_images, fak
     fake_model(vision_config={"depth": 1}, audio_config={"d_model": 1})
     report = check_config(load_config(small_run, [*with_images, "data.media.video.audio=true"]))
     assert not [finding for finding in report.findings if finding.level is Level.ERROR]
+
+
+def test_a_critic_of_another_model_has_to_see_as_well(small_run, with_images, fake_model, tmp_path):
+    shutil.copytree(fake_model(), tmp_path / "critic")
+    fake_model(vision_config={"depth": 1})
+    words = [*with_images, "algorithm.type=ppo", f"critic.model.path={tmp_path}/critic"]
+    report = check_config(load_config(small_run, words))
+    (fault,) = [f.text for f in report.findings if f.about == "critic.model.path" and f.level is Level.ERROR]
+    assert fault.endswith("reads text, and the rows have media: use one of the policy's family")
 
 
 def test_media_that_are_forgotten_are_an_error_where_the_model_could_read_them(small_run, with_images, fake_model):

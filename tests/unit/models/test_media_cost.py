@@ -20,7 +20,9 @@ def count(call) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         call()
     found = counter.get_flop_counts()["Global"]
-    return sum(number for operation, number in found.items() if "attention" not in str(operation) and "bmm" not in str(operation))
+    return sum(
+        number for operation, number in found.items() if "attention" not in str(operation) and "bmm" not in str(operation)
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", *SLOW])
@@ -32,7 +34,9 @@ def test_a_row_costs_what_its_encoder_multiplies(tiny_omni, family) -> None:
     patch = 3 * 2 * getattr(model, "thinker", model).config.vision_config.patch_size ** 2
     image = {"pixel_values": torch.randn(PATCHES, patch), "image_grid_thw": torch.tensor([[1, 8, 8]])}
     sound = {"input_features": torch.randn(FRAMES, 128), "audio_lengths": [FRAMES]}
-    token = count(lambda: forward.hidden(torch.arange(20, 20 + TOKENS), torch.arange(TOKENS), lambda layer, q, k, v: q)) / TOKENS
+    token = (
+        count(lambda: forward.hidden(torch.arange(20, 20 + TOKENS), torch.arange(TOKENS), lambda layer, q, k, v: q)) / TOKENS
+    )
     assert costs["pixel_values"] == costs["pixel_values_videos"]
     assert count(lambda: forward.encode(image)) / token == pytest.approx(PATCHES * costs["pixel_values"], rel=0.03)
     assert ("input_features" in costs) == ("omni" in family)
