@@ -15,6 +15,7 @@ from typing import BinaryIO
 import av
 import numpy as np
 from av.container import InputContainer
+from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
@@ -134,6 +135,7 @@ def _take(container: InputContainer, index: _Index, instants: Times, config: Med
     """What is shown at `instants [F]`: frames `[F, H, W, 3]`, and when each came on, `[F]`."""
     frames: NDArray[np.uint8] | None = None
     times = np.empty(len(instants))
+    scaler = VideoReformatter()  # one for all frames: preparing it takes longer than scaling a small frame
     expected = index.shown_at(instants)
     place, current, since = 0, None, 0.0
     for time, frame in itertools.chain(_decode(container, index, index.needed(instants), config), [(math.inf, None)]):
@@ -151,8 +153,8 @@ def _take(container: InputContainer, index: _Index, instants: Times, config: Med
             if place and times[place - 1] == since:
                 frames[place] = frames[place - 1]
             else:
-                pixels = current.to_ndarray(width=size[0], height=size[1], format="rgb24", interpolation="AREA")
-                frames[place] = np.rot90(pixels, turns)
+                scaled = scaler.reformat(current, *size, "rgb24", interpolation="AREA", threads=1)
+                frames[place] = np.rot90(scaled.to_ndarray(), turns)
             times[place] = since
             place += 1
         if place == len(instants):
