@@ -7,7 +7,7 @@ from pathlib import Path
 from relax.cli.findings import Finding, error, ok, warning
 from relax.config import RunConfig
 from relax.config.genrm import JudgeConfig, LocalJudgeConfig
-from relax.config.reward import GenRMRewardConfig, leaves
+from relax.config.reward import GenRMRewardConfig, RewardConfig, leaves
 from relax.errors import ModelError
 from relax.models.folder import read_model_folder
 from relax.roles.topology import judges_in_use
@@ -36,10 +36,10 @@ def judge_findings(config: RunConfig) -> Iterator[Finding]:
                     )
 
 
-def shown_findings(config: RunConfig, names: Mapping[str, str]) -> Iterator[Finding]:
-    """What judges are shown of rows that have media. `names`: of the media in words, by kind."""
+def shown_findings(config: RunConfig, reward: RewardConfig, names: Mapping[str, str]) -> Iterator[Finding]:
+    """What the judges that `reward` asks are shown of rows that have media. `names`: of the media in words, by kind."""
     every = " and ".join(names.values())
-    for route, judge in judges_in_use(config).items() if names else ():
+    for route, judge in judges_in_use(config, [reward]).items() if names else ():
         key = f"genrm.judges.{route}.media"
         if judge.media is False:
             yield ok(key, f"false: the judge is shown prompts without their {every}")

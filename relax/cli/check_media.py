@@ -10,13 +10,14 @@ from relax.cli.findings import Finding, error, ok, warning
 from relax.cli.memory import human_bytes
 from relax.config import RunConfig
 from relax.config.data import DataConfig
-from relax.config.reward import RewardModelRewardConfig, leaves
+from relax.config.model import ModelConfig
+from relax.config.reward import reward_model_of
 from relax.data.media.cost import media_cost
 from relax.data.media.pool import MediaPool
 from relax.data.media.rows import forgotten_media
 from relax.data.prompts import PromptSource
-from relax.errors import ConfigError, DataError
-from relax.models.folder import ModelFolder
+from relax.errors import ConfigError, DataError, ModelError
+from relax.models.folder import ModelFolder, read_model_folder
 from relax.models.preparer import ReadyPrompt, open_pool
 from relax.types import Prompt
 
@@ -49,12 +50,21 @@ def media_findings(
         yield error(f"{key}.media.video.audio", f"is true, and {model.path} ({model.model_type}) does not hear: leave it out")
         return
     yield ok(f"{key}.media", f"{shown or 'none'} in {len(rows)} rows")
-    yield from shown_findings(config, {kind: name for kind, name in _NAMES.items() if counts[kind]})
-    if any(isinstance(leaf, RewardModelRewardConfig) for reward in config.rewards.values() for leaf in leaves(reward)):
-        yield warning(f"{key}.media", "reward models are shown the text of a prompt, without its media")
+    held_out = config.eval.reward if key == "eval.data" and config.eval is not None else None
+    yield from shown_findings(config, held_out or config.reward, {kind: name for kind, name in _NAMES.items() if counts[kind]})
+    reward_model = reward_model_of(config.rewards.values())
+    if reward_model is not None and _is_blind(reward_model.model):
+        yield warning(f"{key}.media", "the reward model reads text: it is shown prompts without their media")
     tried = [row for row in rows if row.media][:_ROWS_DECODED]
     if decode and tried:
         yield from _decoded(config, data, key, model, source, tried)
+
+
+def _is_blind(model: ModelConfig) -> bool:
+    try:
+        return not read_model_folder(model).media
+    except ModelError:
+        return False  # which is said where its folder is looked into
 
 
 def _decoded(

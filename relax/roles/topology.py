@@ -7,13 +7,14 @@
 | `fully_async` | roles of their own, streaming | generating |
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
 from relax.algorithms.table import has_advantages, is_whole_batch, made_columns, needed_columns
 from relax.config.algorithm import AlgorithmConfig, CustomConfig
 from relax.config.genrm import JudgeConfig, LocalJudgeConfig
-from relax.config.reward import FunctionRewardConfig, GenRMRewardConfig, leaves, reward_model_of
+from relax.config.reward import FunctionRewardConfig, GenRMRewardConfig, RewardConfig, leaves, reward_model_of
 from relax.config.run import RunConfig
 
 
@@ -138,11 +139,11 @@ def role_specs(config: RunConfig) -> tuple[RoleSpec, ...]:
     return tuple(specs)
 
 
-def judges_in_use(config: RunConfig) -> dict[str, JudgeConfig]:
-    """The judges that rewards ask, by route; a function may ask any of them."""
+def judges_in_use(config: RunConfig, rewards: Iterable[RewardConfig] | None = None) -> dict[str, JudgeConfig]:
+    """The judges that `rewards` ask, by default all of the run's, by route; a function may ask any of them."""
     if config.genrm is None:
         return {}
-    asking = [reward for root in config.rewards.values() for reward in leaves(root)]
+    asking = [reward for root in (config.rewards.values() if rewards is None else rewards) for reward in leaves(root)]
     if any(isinstance(reward, FunctionRewardConfig) for reward in asking):
         return dict(config.genrm.judges)
     routes = {reward.route for reward in asking if isinstance(reward, GenRMRewardConfig)}
