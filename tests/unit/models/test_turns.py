@@ -37,7 +37,7 @@ def talk(processor, turns, answer):
 
 @pytest.mark.parametrize(
     ("family", "turns"),
-    [("qwen3_vl", SEEN), ("qwen3_omni", HEARD), pytest.param("qwen2_5_omni", HEARD, marks=pytest.mark.slow)],
+    [("qwen3_vl", SEEN), *(pytest.param(f, HEARD, marks=pytest.mark.slow) for f in ("qwen3_omni", "qwen2_5_omni"))],
 )
 def test_turn_by_turn_is_the_whole_conversation(processors, family, turns) -> None:
     """Where the answer is what the tokenizer would make of its text."""
@@ -83,6 +83,7 @@ def test_a_conversation_that_gets_too_long_is_refused_and_not_cut(processors) ->
         processor.extend(first, [30], text, [])
 
 
+@pytest.mark.slow
 def test_videos_with_and_without_sound_do_not_meet_in_later_turns_either(processors) -> None:
     processor, silent = processors("qwen3_omni"), video(2)
     first = prepare(processor, Video(silent.frames, silent.times, silent.fps, sound()), "?")

@@ -87,7 +87,7 @@ def own_logprobs(case, prompt, completion):
     return torch.log_softmax(logits, -1)[len(prompt.ids) - 1 : -1].gather(-1, tokens[:, None])[:, 0].numpy()
 
 
-@pytest.mark.parametrize("slots", [8, 3])
+@pytest.mark.parametrize("slots", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_the_engine_goes_on_as_transformers_would(load, family, slots) -> None:
     """All turns of several conversations at once, more of them than fit."""
