@@ -222,7 +222,8 @@ class RewardModelRewardConfig(RewardSection):
     batch_size: int = Field(32, ge=1)
     """Most responses in one request of a worker."""
     max_tokens_per_pass: int = Field(8192, ge=1)
-    """Token budget of one forward pass; a longer conversation makes a pass of its own."""
+    """Budget of one forward pass: tokens, and the work of encoding media, in tokens. A longer conversation makes a pass of its
+    own."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: a CUDA device if there is one."""
     num_threads: int = Field(1, ge=1)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from relax.config.reward import RemoteRewardConfig, RewardModelRewardConfig
+from relax.rewards.media import as_request
 from relax.rewards.remote import Remote
 from relax.rewards.services import url_of
 from relax.rewards.table import Scorer
@@ -27,6 +28,6 @@ def make_reward_model(config: RewardModelRewardConfig) -> Scorer:
                     )
                 )
             )
-        return await remote[0].score(prompt, response, None, {})
+        return await remote[0].score(prompt if isinstance(prompt, str) else as_request(prompt), response, None, {})
 
     return Scorer(score, is_async=True)

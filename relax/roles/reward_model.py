@@ -3,7 +3,8 @@
     consumes: POST /reward_model/score {"items": [{"prompt": "1+1=" or messages, "response": "2"}, ...]}     waits for: nobody
     produces: {"rewards": [0.7, {"error": "too long"}, ...]}, in the form of `reward.type = "remote"`    unblocks:  rollout
 
-Requests that come while it computes wait, and are computed together.
+Requests that come while it computes wait, and are computed together. Media of prompts are parts of the messages, as judges are
+sent them; a model that reads them is shown them, prepared by its own processor.
 """
 
 import asyncio
@@ -18,13 +19,17 @@ from relax.bus.transfer_queue import TransferQueue
 from relax.config.reward import reward_model_of
 from relax.config.run import RunConfig
 from relax.data.render import Message
-from relax.errors import ModelError, RoleError
+from relax.errors import DataError, ModelError, RoleError
+from relax.models.folder import read_model_folder
+from relax.models.preparer import ReadyPrompt
 from relax.roles.role import Reply, Role
+from relax.roles.shown_media import PreparedMedia, ShownMedia
 
 if TYPE_CHECKING:
     from relax.train.reward_scorer import RewardScorer
 
-_Asked = tuple[str | Sequence[Message], str]  # a prompt, and a response to it
+_Item = tuple[str | Sequence[Message], str]  # a prompt, and a response to it
+_Asked = tuple[str | Sequence[Message], str, ReadyPrompt | None]  # and what the prompt shows
 _Scored = NDArray[np.float32] | str  # the labels' logits, or why there are none
 _Open = tuple[_Asked, asyncio.Future[_Scored]]
 
@@ -42,6 +47,8 @@ class RewardModel(Role):
         assert settings is not None, "no reward asks a reward model"
         self._settings = settings
         self._scorer: RewardScorer | None = None
+        self._shown, self._kinds = ShownMedia.of(config), tuple[str, ...]()
+        self._media: PreparedMedia | None = None
         self._waiting: list[_Open] = []
         self._wake = asyncio.Event()
 
@@ -55,6 +62,17 @@ class RewardModel(Role):
         if settings.label >= self._scorer.num_labels:
             labels = f"{self._scorer.num_labels} label(s), counted from 0"
             raise ModelError(f"reward.label = {settings.label}: {settings.model.path} has {labels}")
+        if self._shown is not None:
+            await self._show(self._shown)
+
+    async def _show(self, shown: ShownMedia) -> None:
+        self._kinds = read_model_folder(self._settings.model).media
+        if self._kinds:
+            self._media = PreparedMedia(self._settings.model, shown)
+            await self._media.start()
+        else:
+            text = f"the reward model {self._settings.model.path} reads text: it is shown prompts without their media"
+            await self.bus.emit({"kind": "warning", "role": self.name, "text": text})
 
     async def run(self) -> None:
         while True:
@@ -82,6 +100,8 @@ class RewardModel(Role):
     async def stop(self) -> None:
         _give_up(self._waiting)
         self._waiting = []
+        if self._media is not None:
+            await self._media.close()
 
     async def answer(self, method: str, page: str, body: bytes) -> Reply:
         name, *rest = page.split("/")
@@ -100,11 +120,22 @@ class RewardModel(Role):
         scored = await asyncio.gather(*(self._score(item) for item in items))
         return 200, {"rewards": [{"error": s} if isinstance(s, str) else to_reward(s, int(label), scale) for s in scored]}
 
-    async def _score(self, item: _Asked) -> _Scored:
+    async def _score(self, item: _Item) -> _Scored:
+        try:
+            asked = await self._asked(*item)
+        except DataError as error:
+            return str(error)
         future: asyncio.Future[_Scored] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        self._waiting.append((asked, future))
         self._wake.set()
         return await future
+
+    async def _asked(self, prompt: str | Sequence[Message], response: str) -> _Asked:
+        """Raises `DataError` for media that cannot be shown."""
+        if isinstance(prompt, str) or self._shown is None or self._media is None:
+            return prompt, response, None
+        messages, media = self._shown.read(prompt, self._kinds)
+        return messages, response, await self._media.of(media) if media else None
 
 
 def _give_up(batch: Sequence[_Open]) -> None:
@@ -114,7 +145,7 @@ def _give_up(batch: Sequence[_Open]) -> None:
             future.set_exception(RoleError("reward_model: ended before it had scored this"))
 
 
-def _read(item: Any) -> _Asked:
+def _read(item: Any) -> _Item:
     prompt, response = item["prompt"], item["response"]
     is_chat = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
     if not isinstance(response, str) or not (isinstance(prompt, str) or is_chat):

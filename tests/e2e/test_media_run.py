@@ -148,6 +148,31 @@ def test_a_run_on_ray_has_a_critic_that_sees(media_run: RunFile, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_reward_model_that_sees_scores_a_run(media_run: RunFile, tmp_path: Path) -> None:
+    path = media_run()
+    pairs = [
+        {"prompt": "<image>?", "chosen": c, "rejected": "none", "images": f"squares/{n}.png"} for n, c in enumerate(COLOURS)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    sections = {
+        "model": {"build": "tiny-vl"},
+        "task": {"type": "reward_model"},
+        "data": {"type": "file", "path": f"{tmp_path}/pairs.jsonl", "media": {"num_workers": 1}},
+        "train": {"num_steps": 4, "batch_size": 4, "lr": 1e-3},
+        "output": {"path": f"{tmp_path}/judge"},
+    }
+    (tmp_path / "sft.json").write_text(json.dumps(sections))
+    done = relax("sft", tmp_path / "sft.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    reward = f"reward={{type='reward_model', model={{path='{tmp_path}/judge'}}}}"
+    done = relax("train", path, reward, "train.num_steps=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = steps_of(tmp_path)
+    assert all(row["samples"] == 16 and row.get("groups/failed", 0) == 0 for row in rows)
+    assert all(row["reward/std_within_group"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_a_run_on_ray_computes_columns_from_images(media_run: RunFile, tmp_path: Path) -> None:
     settings = ["algorithm.kl.coef=0.05", "algorithm.old_logprobs=recompute", "resources.mode=fully_async"]
     done = relax("train", media_run("ray"), *settings, cwd=tmp_path)

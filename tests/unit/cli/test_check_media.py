@@ -107,3 +107,14 @@ def test_a_judge_of_ones_own_is_shown_what_its_model_reads(
 def _of_judge(report, level):
     about = "genrm.judges.default.media"
     return "".join(finding.text for finding in report.findings if finding.about == about and finding.level is level)
+
+
+def test_a_reward_model_of_text_is_said_to_be_shown_no_media(small_run, with_images, fake_model, tmp_path):
+    shutil.copytree(fake_model(), tmp_path / "judge")
+    fake_model(vision_config={"depth": 1})
+    words = [*with_images, f"reward={{type='reward_model', model={{path='{tmp_path}/judge'}}}}"]
+    assert said(check_config(load_config(small_run, words)), Level.WARNING) == [
+        "the reward model reads text: it is shown prompts without their media"
+    ]
+    (tmp_path / "judge/config.json").write_text((tmp_path / "model/config.json").read_text())
+    assert not said(check_config(load_config(small_run, words)), Level.WARNING)
