@@ -159,7 +159,7 @@ class Rows:
         if not isinstance(tokens, Ragged) or not isinstance(mask, Ragged):
             return media + float(token_lengths(tokens).sum())
         one = np.zeros(len(tokens), np.int64)
-        return sum(packed.cost for packed in find_groups(tokens, mask, one, {0: media}))
+        return sum(packed.cost for packed in find_groups(tokens, mask, one, {0: media} if group.shared else {}))
 
 
 def _position(group: Group, row_id: int) -> int | None:

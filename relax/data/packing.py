@@ -27,7 +27,7 @@ _NO_MEDIA: Mapping[int, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sample's own tokens: `tokens[start:end]` of row `row` are inputs, `end` is the last trained position."""
+    """One sample's own tokens: `tokens[start:end]` of row `row` are inputs, to the last trained position or the row's end."""
 
     row: int
     start: int
@@ -84,7 +84,7 @@ def find_groups(
 ) -> list[Group]:
     """The groups of a batch, in the order of their first rows. Rows of a group need not be next to one another.
 
-    `media_costs`: of encoding their media, by group id.
+    `media_costs`: of encoding their media, by the ids of those that have any.
     """
     members: dict[int, list[tuple[int, int, int]]] = {}
     for row, group in enumerate(group_ids.tolist()):
@@ -94,6 +94,8 @@ def find_groups(
             members.setdefault(group, []).append((row, int(trained[0]), int(trained[-1])))
     groups = []
     for group, rows in members.items():
+        if group in media_costs and len(rows) == 1:  # media may come after what is trained, and their tokens have to be there
+            rows = [(row, first, len(tokens[row])) for row, first, _ in rows]
         prefix = _common_prefix([tokens[row][:first] for row, first, _ in rows])
         segments = tuple(Segment(row, prefix, last) for row, _, last in rows)
         groups.append(Group(prefix, segments, media_costs.get(group, 0.0)))

@@ -39,9 +39,18 @@ def test_micro_batches_are_even_in_cost():
     rows = [np.full(101, group, np.int32) for group in range(8)]
     mask = Ragged.pack([np.r_[np.zeros(1), np.ones(100)].astype(np.uint8)] * 8)
     by_cost = plan(find_groups(Ragged.pack(rows), mask, np.arange(8), {7: 500.0}), 800)
-    assert [sum(group.cost for group in part) for part in by_cost] == [700, 600]
+    assert [sum(group.cost for group in part) for part in by_cost] == [700, 601]  # with media its last token is read as well
     by_length = plan(find_groups(Ragged.pack(rows), mask, np.arange(8)), 800)
     assert [sum(group.num_tokens for group in part) for part in by_length] == [800]
+
+
+def test_a_row_alone_with_media_is_laid_out_to_its_end():
+    """Its media may stand after what is trained; what is trained and what that sees stay the same."""
+    tokens, mask = Ragged.pack([np.arange(9, dtype=np.int32)]), Ragged.pack([np.array([0, 0, 1, 1, 0, 0, 0, 0, 0], np.uint8)])
+    short, whole = (pack(tokens, mask, find_groups(tokens, mask, np.zeros(1, np.int64), media)) for media in ({}, {0: 1.0}))
+    assert short.ids.tolist() == [0, 1, 2]
+    assert whole.ids.tolist() == list(range(9))
+    assert (whole.sources.tolist(), whole.targets.tolist()) == (short.sources.tolist(), short.targets.tolist())
 
 
 def contexts(micro):

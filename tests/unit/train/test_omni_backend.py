@@ -244,14 +244,16 @@ def test_of_a_model_that_speaks_the_thinker_is_loaded(tiny_omni, start, load, tm
     assert np.isfinite(backend.logprobs(load("qwen3_omni").batch).values).all()
 
 
-def test_a_sample_alone_may_have_media_after_tokens_that_are_trained(load, start) -> None:
-    """As a conversation for supervised training has them."""
+@pytest.mark.parametrize("is_last_trained", [True, False])
+def test_a_sample_alone_may_have_media_after_tokens_that_are_trained(load, start, is_last_trained) -> None:
+    """As a conversation for supervised training has them, of which the last answer may be context."""
     case, backend = load("qwen3_vl"), start("qwen3_vl")
     first, second = case.prompts[0], case.prompts[2]
     names = {*first.features, *second.features}
     features = {n: np.concatenate([p.features[n] for p in (first, second) if n in p.features]) for n in names}
     ids = np.r_[first.ids, [30, 31, 32], second.ids, [40, 41]].astype(np.int32)
-    mask = np.isin(np.arange(len(ids)), [len(first.ids), len(first.ids) + 1, len(ids) - 2, len(ids) - 1]).astype(np.uint8)
+    trained = [len(first.ids), len(first.ids) + 1, *([len(ids) - 2, len(ids) - 1] if is_last_trained else [])]
+    mask = np.isin(np.arange(len(ids)), trained).astype(np.uint8)
     whole = SimpleNamespace(ids=ids, features=features)
     batch = TrainBatch(Ragged.pack([ids]), Ragged.pack([mask]), np.zeros(1, np.int64), features={0: features})
     talk = SimpleNamespace(core=case.core, media_ids=case.media_ids, batch=batch, prompts=[whole])
