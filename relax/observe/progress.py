@@ -137,7 +137,7 @@ class Progress:
         """Shows a line that is not about one step: what is being done, a warning. In the live display for a while."""
         self._notes.append((time.monotonic(), text))
         if not self._is_live:
-            self._console.print(text, soft_wrap=True, markup=False)
+            self._console.print(text, soft_wrap=True, markup=False, emoji=False)  # a row is "shapes:question:7"
 
     # -- what is shown ------------------------------------------------------------------------------------------------
     def render(self) -> RenderableType:

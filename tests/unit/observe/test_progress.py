@@ -87,8 +87,9 @@ def test_calls_outside_the_context_are_safe(config, row):
 
 
 def test_a_note_is_never_taken_for_markup(config):
-    assert "[bold]x[/nonsense]" in shown(config, is_terminal=False, act=lambda p: p.note("[bold]x[/nonsense]"))
-    assert "[bold]x[/nonsense]" in shown(config, is_terminal=True, act=lambda p: p.note("[bold]x[/nonsense]"))
+    for text in ("[bold]x[/nonsense]", "shapes:question:7"):
+        assert text in shown(config, is_terminal=False, act=lambda p, text=text: p.note(text))
+        assert text in shown(config, is_terminal=True, act=lambda p, text=text: p.note(text))
 
 
 def test_an_old_note_leaves_the_live_display(config, monkeypatch):
