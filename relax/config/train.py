@@ -60,7 +60,8 @@ class TrainConfig(Section):
     grad_clip: float = Field(1.0, gt=0)
     """Largest global norm of the gradient."""
     freeze: list[str] = []
-    """Weights that stay as they are, by patterns of names at any depth: `"visual.*"`, `"audio_tower.*"`, `"layers.0.*"`."""
+    """Weights of policy and critic that stay as they are, by patterns of names at any depth: `"visual.*"`, `"audio_tower.*"`,
+    `"layers.0.*"`."""
     max_tokens_per_micro_batch: int = Field(8192, ge=1)
     """Budget of one forward and backward pass: tokens, and on top of them the work of encoding media, in tokens. A longer
     sample makes a micro-batch of its own, and media never divide a group. On a CPU at most 2,048."""

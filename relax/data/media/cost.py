@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 RowCosts = Mapping[str, float]
 """By name of the features (`models/processor.py`): how many tokens of text one row of them is worth."""
 
+_WHISPER_SIZES = frozenset(f"{part}_{size}" for part in ("encoder", "decoder") for size in ("layers", "ffn_dim")) | {
+    "d_model",
+    "num_mel_bins",
+    "max_source_positions",
+}
+
 
 def row_costs(config: Mapping[str, Any]) -> RowCosts:
     """From the sizes in a model's `config.json`. An encoder whose sizes have names that are not known here costs nothing."""
+    if config.get("model_type") == "whisper":
+        return {"input_features": _sound(config)} if config.keys() >= _WHISPER_SIZES else {}
     core = config.get("thinker_config") or config
     vision, audio, token = core.get("vision_config"), core.get("audio_config"), _token(core.get("text_config") or {})
     costs = {}
@@ -50,6 +58,15 @@ def _patch(vision: Mapping[str, Any]) -> float:
     together = width * vision.get("spatial_merge_size", 2) ** 2
     mergers = (1 + len(vision.get("deepstack_visual_indexes") or ())) * width * (together + vision.get("out_hidden_size", 0))
     return float(blocks + pixels * width + mergers) if blocks else 0.0
+
+
+def _sound(whisper: Mapping[str, Any]) -> float:
+    """Of a whole sound, which is a row and always as long, in tokens that attend to it besides one another."""
+    width, bins, depth = whisper["d_model"], whisper["num_mel_bins"], whisper["decoder_layers"]
+    layers = whisper["encoder_layers"] * (4 * width**2 + 2 * width * whisper["encoder_ffn_dim"])
+    place = layers + 3 * width * (2 * bins + width) + 2 * depth * width**2  # heard by each of the decoder's layers
+    token = depth * (6 * width**2 + 2 * width * whisper["decoder_ffn_dim"])
+    return float(whisper["max_source_positions"] * place / token)
 
 
 def _frame(audio: Mapping[str, Any]) -> float:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForMultimodalLM
+from transformers import AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq
 
 from relax.data.media.cost import media_cost, row_costs
 from relax.models.omni_lm import OmniForward
+from relax.models.tiny_whisper import build_tiny_whisper
+from relax.models.whisper import WhisperForward
 
 SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_omni", "qwen2_5_omni")]
 TOKENS, PATCHES, FRAMES = 40, 64, 400
@@ -42,6 +44,18 @@ def test_a_row_costs_what_its_encoder_multiplies(tiny_omni, family) -> None:
     assert ("input_features" in costs) == ("omni" in family)
     if "omni" in family:  # the last window is filled up
         assert count(lambda: forward.encode(sound)) / token == pytest.approx(FRAMES * costs["input_features"], rel=0.03)
+
+
+@pytest.mark.slow
+def test_a_whole_sound_is_a_row_of_whisper(tmp_path) -> None:
+    build_tiny_whisper(tmp_path)
+    model = AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path).eval()
+    forward, costs = WhisperForward(model), row_costs(json.loads((tmp_path / "config.json").read_text()))
+    sound = {"input_features": np.zeros((1, 20, 200), np.float32)}
+    heard = forward.join([(forward.encode(sound), TOKENS)])
+    ids, places = torch.arange(20, 20 + TOKENS), torch.arange(TOKENS)
+    token = count(lambda: forward.hidden(ids, places, lambda layer, q, k, v: q, heard)) / TOKENS
+    assert count(lambda: forward.encode(sound)) / token == pytest.approx(media_cost(sound, costs), rel=0.01)
 
 
 def test_features_are_counted_by_row_and_text_costs_nothing() -> None:

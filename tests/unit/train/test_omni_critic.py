@@ -8,13 +8,16 @@ import pytest
 import torch
 from omni_prompts import plain_inputs, prepare, spread
 from test_omni_backend import FAMILIES, HEARD, SEEN, make_batch
-from transformers import AutoModelForMultimodalLM, AutoProcessor
+from transformers import AutoModelForMultimodalLM, AutoModelForSpeechSeq2Seq, AutoProcessor
 
 from relax.algorithms.scalar_losses import SquaredError
 from relax.models.folder import read_model_folder
 from relax.models.processor import OmniProcessor
+from relax.models.tiny_whisper import build_tiny_whisper
+from relax.train.backend import TrainBatch
 from relax.train.critic_backend import CriticBackend
 from relax.train.scalar_backend import ScalarBackend
+from relax.types import Ragged
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,34 @@ def test_values_and_gradients_are_those_of_each_sample_alone(load, start, family
     for name, gradient in expected.items():
         error = float((gradients[name] - gradient).abs().max())
         assert error <= 1e-4 * float(gradient.abs().max()) + 1e-6 * largest, name
+
+
+@pytest.mark.slow
+def test_values_of_what_is_heard_by_whisper(make_run, tmp_path) -> None:
+    build_tiny_whisper(tmp_path)
+    backend = ScalarBackend(make_run("qwen3", f"model.path={tmp_path}"), SquaredError())
+    with torch.no_grad():
+        backend.model.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    rng = np.random.default_rng(0)
+    sounds = {10: rng.normal(size=(1, 20, 200)).astype(np.float32), 20: rng.normal(size=(1, 20, 200)).astype(np.float32)}
+    rows = [np.r_[[258, 259], rng.integers(20, 200, length)].astype(np.int32) for length in (5, 3, 6, 4)]
+    masks = [(np.arange(len(row)) >= 2).astype(np.uint8) for row in rows]
+    tokens, features = Ragged.pack(rows), {group: {"input_features": sound} for group, sound in sounds.items()}
+    returns = Ragged(rng.normal(size=len(tokens.values)).astype(np.float32), tokens.offsets)
+    groups = np.array([10, 10, 20, 20])
+    batch = TrainBatch(tokens, Ragged.pack(masks), groups, returns=returns, features=features)
+    found, model = backend.values(batch), AutoModelForSpeechSeq2Seq.from_pretrained(tmp_path).double().eval()
+    for row, (ids, group) in enumerate(zip(rows, groups, strict=True)):
+        given = {
+            "input_features": torch.from_numpy(sounds[group]).double(),
+            "decoder_input_ids": torch.from_numpy(ids)[None].long(),
+        }
+        with torch.no_grad():
+            hidden = model.model(**given).last_hidden_state[0]
+        expected = hidden[1:-1] @ backend.model.score.weight.detach().double()[0]
+        assert np.allclose(found[row][2:], expected, rtol=1e-4, atol=1e-4)
+    backend.forward_backward(batch)
+    assert any("encoder" in name and gradient.any() for name, gradient in backend.gradients().items())
 
 
 def test_what_is_seen_makes_a_difference_and_a_new_critic_expects_nothing(load, start, make_run) -> None:
