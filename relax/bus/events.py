@@ -1,8 +1,7 @@
-"""The stream of events that roles write and the controller reads: bounded, numbered, oldest forgotten first."""
+"""The stream of events that roles write and the controller reads: numbered, forgotten when read, bounded where nobody reads."""
 
 from collections import deque
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any
 
 from relax.bus.columns import encode_json
@@ -12,7 +11,7 @@ BACKLOG = 10_000
 
 
 class Events:
-    """The last `BACKLOG` events; `seq` starts at 1 and has no gaps, so that a reader sees when it was too slow."""
+    """At most the last `BACKLOG` events; `seq` starts at 1 and has no gaps, so that a reader sees when it was too slow."""
 
     def __init__(self, backlog: int = BACKLOG) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=backlog)
@@ -29,5 +28,7 @@ class Events:
         self._events.append({**event, "seq": self.seq})
 
     def after(self, seq: int) -> list[dict[str, Any]]:
-        missing = self.seq - max(seq, 0)
-        return list(islice(self._events, max(0, len(self._events) - missing), None)) if missing > 0 else []
+        """The events after `seq`. Those up to it are the reader's by now, of which there is one: they are forgotten."""
+        while self._events and self._events[0]["seq"] <= seq:
+            self._events.popleft()
+        return list(self._events)

@@ -291,7 +291,9 @@ async def test_events_are_numbered_and_wait(queue):
     await asyncio.sleep(0.02)
     await queue.emit({"kind": "step", "step": 3})
     assert await waiting == [{"kind": "step", "step": 3, "seq": 1}]
+    assert await queue.events(0, 0.01) == [{"kind": "step", "step": 3, "seq": 1}], "not yet read"
     assert await queue.events(1, 0.01) == []
+    assert await queue.events(0, 0.01) == [], "what was read is forgotten"
     with pytest.raises(BusError, match="kind"):
         await queue.emit({"step": 3})
 
