@@ -40,7 +40,7 @@ class Engine(Protocol):
         ...
 
     async def load_weights(self, manifest: WeightManifest) -> float:
-        """Takes a version: bytes, digest, canary. Returns the canary's largest log-prob difference.
+        """Takes a version: bytes, digest, canary. Returns the canary's difference.
 
         Raises `WeightSyncError` and goes on with the version it has when anything disagrees. Running requests continue with
         the new weights and a new version segment.

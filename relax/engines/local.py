@@ -141,7 +141,7 @@ class LocalEngine:
             return None
 
     async def load_weights(self, manifest: WeightManifest) -> float:
-        """Takes a version in between two steps; returns the canary's largest log-prob difference.
+        """Takes a version in between two steps; returns the canary's difference.
 
         Raises `WeightSyncError`, and goes on with the weights it has, when content, names, shapes, types or canary disagree.
         Versions are taken in the order of the calls. Of weights that it holds already only the version is taken: nothing is

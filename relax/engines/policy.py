@@ -23,12 +23,13 @@ from relax.models.forward import make_forward
 from relax.models.media_forward import reads_media
 from relax.models.omni_lm import WITHOUT_SPEECH, auto_class, is_omni
 from relax.types import WeightManifest
+from relax.weights.manifest import canary_difference
 from relax.weights.naming import check_names
 from relax.weights.receiver import read_buckets
 
 log = logging.getLogger("relax.engines")
 
-# Largest canary difference in a log-prob, by data type of the weights.
+# Largest canary difference, by data type of the weights.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
@@ -150,7 +151,7 @@ class Policy:
             )
 
     def take(self, staged: _Staged) -> float:
-        """Swaps staged weights in and proves them; returns the canary's largest log-prob difference.
+        """Swaps staged weights in and proves them; returns the canary's difference.
 
         Raises `WeightSyncError`, with the old weights back in place, when the canary disagrees.
         """
@@ -174,7 +175,7 @@ class Policy:
         return held is not None and (held.digest, held.canary_tokens) == (manifest.digest, tuple(manifest.canary_tokens))
 
     def renumber(self, manifest: WeightManifest) -> float:
-        """Takes the version of weights that are held; returns the canary's largest log-prob difference, as `take` does."""
+        """Takes the version of weights that are held; returns the canary's difference, as `take` does."""
         assert self._held is not None
         difference = self._difference(manifest, self._held.canary_logprobs, self.version)
         self.version = manifest.version
@@ -226,8 +227,8 @@ class Policy:
         return torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0].cpu()
 
     def _difference(self, manifest: WeightManifest, logprobs: Tensor, version: int) -> float:
-        """The largest difference to the trainer's log-probs; `WeightSyncError` when it is too large."""
-        difference = float((logprobs - torch.tensor(manifest.canary_logprobs, dtype=torch.float32)).abs().max())
+        """The difference to the trainer's log-probs; `WeightSyncError` when it is too large."""
+        difference = canary_difference(manifest, logprobs.tolist())
         tolerance = TOLERANCE[self.dtype]
         if not difference <= tolerance:  # NaN as well
             raise WeightSyncError(

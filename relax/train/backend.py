@@ -111,7 +111,7 @@ class TrainBackend(Protocol):
     def load_weights(self, manifest: WeightManifest) -> float:
         """Takes a published version in place of its own weights, proven by digest and canary; for roles that only score.
 
-        Returns the canary's largest log-prob difference; raises `WeightSyncError` and keeps its weights otherwise.
+        Returns the canary's difference; raises `WeightSyncError` and keeps its weights otherwise.
         """
         ...
 

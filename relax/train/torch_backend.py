@@ -277,11 +277,12 @@ class TorchBackend:
 
     @torch.no_grad()
     def load_weights(self, manifest: WeightManifest) -> float:
-        """Takes a published version, proven by digest and canary; returns the canary's largest log-prob difference.
+        """Takes a published version, proven by digest and canary; returns the canary's difference.
 
         Raises `WeightSyncError` and keeps the weights that it has when names, shapes, digest or canary disagree.
         """
         # here, since only roles that follow the policy read publications
+        from relax.weights.manifest import canary_difference
         from relax.weights.naming import check_names
         from relax.weights.receiver import read_weights
 
@@ -293,7 +294,7 @@ class TorchBackend:
         before = {name: tensor.clone() for name, tensor in own.items()}
         self._write(given)
         found = self._canary_logprobs(np.asarray(manifest.canary_tokens, np.int32))
-        difference = float(np.max(np.abs(np.subtract(found, manifest.canary_logprobs))))
+        difference = canary_difference(manifest, found)
         if not difference <= _CANARY_TOLERANCE[self._config.model.dtype]:
             self._write(before)
             raise WeightSyncError(f"version {manifest.version}: the canary's log-probs differ by {difference:.4g}")

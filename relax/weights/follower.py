@@ -29,7 +29,7 @@ async def follow(
 ) -> None:
     """Runs until it is cancelled; unsubscribes at its end, however that comes.
 
-    `load` takes a version in, proven by digest and canary, and returns the canary's largest log-prob difference. When it raises
+    `load` takes a version in, proven by digest and canary, and returns the canary's difference. When it raises
     `WeightSyncError` the version is rejected with the reason, and the newest one is tried after a growing pause; the
     `max_failures`-th failure in a row is raised. With `give_up` the receiver shares its devices with the trainer: when its
     weights are recalled it is awaited, and the version that is announced next is loaded. After the

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from relax.errors import WeightSyncError
 from relax.types import WeightManifest
 from relax.weights.digest import Buckets, Digester, manifest_digest
@@ -58,6 +60,15 @@ def check_manifest(manifest: WeightManifest) -> None:
         raise WeightSyncError(
             f"version {version}: the digest of its table and buckets is {digest}, announced was {manifest.digest}"
         )
+
+
+def canary_difference(manifest: WeightManifest, logprobs: Sequence[float]) -> float:
+    """How far a receiver's log-probs of the canary lie from the trainer's: the median over its tokens, NaN if one is NaN.
+
+    Not the largest: where a model is nearly singular, rounding alone moves the log-prob of one token a hundred times as far as
+    those of others. Weights that are not what the receiver computes with move them all.
+    """
+    return float(np.median(np.abs(np.subtract(logprobs, manifest.canary_logprobs))))
 
 
 def spans(buckets: Buckets) -> list[tuple[int, int]]:
