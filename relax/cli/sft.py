@@ -45,4 +45,6 @@ def sft(run_file: Path, overrides: list[str]) -> int:
     result = run_sft(config, on_step=show)
     held_out = f", held-out {result.score}" if result.score else ""
     sys.stdout.write(f"wrote {result.path}: {result.step} steps{held_out}\n")
+    if result.num_skipped:
+        sys.stdout.write(f'{result.num_skipped} bad rows were left out (data.on_bad_row = "skip")\n')
     return 0

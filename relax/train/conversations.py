@@ -115,10 +115,10 @@ def place_media(media: MediaRows | None, raw: Mapping[str, Any], messages: Seque
     return Prompt(key, messages=tuple(said), media=tuple(items))
 
 
-def refuse_forgotten(raw: Mapping[str, Any], sees: Collection[str], key: str) -> None:
-    """Raises `ConfigError` for media in a row that is read without `data.media`."""
+def refuse_forgotten(raw: Mapping[str, Any], sees: Collection[str], key: str, section: str = "data") -> None:
+    """Raises `ConfigError` for media in a row that is read without the section's `media`."""
     if fault := forgotten_media(raw, sees):
-        raise ConfigError(f"data.media {fault} ({key})")
+        raise ConfigError(f"{section}.media {fault} ({key})")
 
 
 def read_number(raw: Mapping[str, Any], column: str) -> float:

@@ -17,11 +17,12 @@ from relax.data.prompts import open_prompts
 from relax.data.render import Renderer
 from relax.engines.local import LocalEngine
 from relax.envs.single_turn import play_single_turn
-from relax.errors import RewardError
-from relax.models.folder import longest_sequence
+from relax.errors import DataError, RewardError
+from relax.models.folder import longest_sequence, read_model_folder
 from relax.models.preparer import Preparer
 from relax.rewards.pool import RewardPool
 from relax.train.backend import TrainBackend
+from relax.train.conversations import refuse_forgotten
 from relax.types import Sample, Sampling
 from relax.weights.publisher import WeightPublisher
 
@@ -37,6 +38,9 @@ class Exam:
         self._config, self._seed = config, run.run.seed
         self._renderer = Renderer(tokenizer, config.data)
         self._prompts = open_prompts(config.data, seed=run.run.seed)
+        if config.data.media is None:
+            first = self._prompts.row(0)
+            refuse_forgotten(first.metadata, read_model_folder(run.model).media, first.key, "eval.data")
         room = longest_sequence(run.model) - config.max_new_tokens
         self._preparer = Preparer(run.model, config.data, self._renderer, spool=self._prompts.spool, max_tokens=room)
         self._engine = LocalEngine(run.model, run.rollout.engine, name=_NAME)
@@ -61,6 +65,8 @@ class Exam:
         groups = await asyncio.gather(*(self._answer(row) for row in range(count)))
         samples = [sample for group in groups for sample in group]
         rewards = [sample.reward for sample in samples if sample.reward is not None]
+        if not samples:
+            raise DataError(f"eval.data: the media of none of {count} rows can be read")
         if not rewards:
             raise RewardError(
                 f"none of {len(samples)} responses could be scored: {samples[0].metadata.get('error', 'no reason')}"
@@ -69,7 +75,12 @@ class Exam:
 
     async def _answer(self, row: int) -> list[Sample]:
         prompt = self._prompts.row(row)
-        ready = await self._preparer.prepare(prompt)
+        try:
+            ready = await self._preparer.prepare(prompt)
+        except DataError as bad:
+            if self._config.data.on_bad_row == "error":
+                raise DataError(f'{bad}; eval.data.on_bad_row = "skip" leaves such rows out') from bad
+            return []
         first = (self._seed * 1_000_003 + row) * self._config.samples_per_prompt
         return await play_single_turn(
             prompt=prompt,

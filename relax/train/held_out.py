@@ -4,17 +4,19 @@ import numpy as np
 
 from relax.models.preparer import Preparer
 from relax.train.backend import TrainBackend, TrainBatch
-from relax.train.lessons import Lesson, decode, to_batch
+from relax.train.lessons import Lesson, Lessons, decode, to_batch
 from relax.train.scalar_backend import ScalarBackend
 
 
 class HeldOut:
-    """`lessons` that are not trained on: pairs, or sequences whose targets are numbers. `preparer`: of their media."""
+    """The first `count` of `rows` that are not trained on: pairs, or sequences whose targets are numbers. `preparer`: of their
+    media."""
 
-    def __init__(self, lessons: list[Lesson], preparer: Preparer) -> None:
-        self._lessons, self._preparer = lessons, preparer
+    def __init__(self, rows: Lessons, count: int, preparer: Preparer) -> None:
+        self._rows, self._preparer = rows, preparer
+        self._lessons: list[Lesson] = [rows.row(index) for index in range(min(count, len(rows)))]
         self._batch: TrainBatch | None = None
-        self._is_pairs = len(lessons[0]) == 2
+        self._is_pairs = len(self._lessons[0]) == 2
         self.name = "accuracy" if self._is_pairs else "correlation"
 
     async def score(self, backend: TrainBackend, version: int) -> float:
@@ -36,7 +38,7 @@ class HeldOut:
     async def _decoded(self) -> list[Lesson]:
         await self._preparer.start()
         try:
-            return await decode(self._lessons, self._preparer)
+            return await decode(self._lessons, self._preparer, self._rows)
         finally:
             await self._preparer.close()
 

@@ -80,7 +80,7 @@ class Lessons:
             try:
                 return self._read(self._make(candidate), place)
             except (BadRow, DataError) as bad:
-                self._refuse(place, bad)
+                self.refuse(place, f"{place}: {bad}")
         raise DataError(f"{self._name}: all {self._size} rows are bad")
 
     def _number(self, number: int) -> Lesson:
@@ -98,14 +98,15 @@ class Lessons:
                 row = raw if data.layout == "conversations" else lay_out(raw, data)  # conversations are learned whole
                 self._rows.append(self._read(row, key))
             except (BadRow, DataError) as bad:
-                self._refuse(place, bad)
+                self.refuse(place, f"{place}: {bad}")
         if not self._rows:
             why = f"all {self.num_skipped} rows are bad" if self._bad else "there are no rows in it"
             raise DataError(f"data.path = {data.path!r}: {why}")
 
-    def _refuse(self, place: str, bad: Exception) -> None:
+    def refuse(self, place: str, why: str) -> None:
+        """Counts a bad row, or raises `DataError` where the data may have none."""
         if self._data.on_bad_row == "error":
-            raise DataError(f'{place}: {bad}; data.on_bad_row = "skip" leaves such rows out') from bad
+            raise DataError(f'{why}; data.on_bad_row = "skip" leaves such rows out')
         self._bad.add(place)
 
 
@@ -116,16 +117,34 @@ def _maker(data: ReasoningGymDataConfig | GeneratorDataConfig) -> tuple[MakeRow,
     return generator_rows(data), f"data.path = {data.path!r}"
 
 
-async def decode(lessons: Sequence[Lesson], preparer: Preparer, following: Sequence[Lesson] = ()) -> list[Lesson]:
-    """Lessons with their media, which the sequences of one share; those that are `following` are begun. Raises `DataError`."""
+async def decode(
+    lessons: Sequence[Lesson], preparer: Preparer, rows: Lessons, following: Sequence[Lesson] = ()
+) -> list[Lesson]:
+    """Lessons of `rows` with their media, which the sequences of one share; those that are `following` are begun.
+
+    One whose media cannot be read is a bad row. Raises `DataError` for it, or where all of them are left out.
+    """
     shown, later = _shown(lessons), _shown(following)
     asked = [preparer.prepare(prompt, later if prompt is shown[-1] else ()) for prompt in shown]
-    ready = dict(zip(map(id, shown), await asyncio.gather(*asked), strict=True))
+    ready = dict(zip(map(id, shown), await asyncio.gather(*asked, return_exceptions=True), strict=True))
 
     def decoded(row: Learned) -> Learned:
-        return row if row.shown is None else _with_media(row, row.shown.key, ready[id(row.shown)], preparer.max_tokens)
+        if row.shown is None:
+            return row
+        if isinstance(found := ready[id(row.shown)], BaseException):
+            raise found
+        return _with_media(row, row.shown.key, found, preparer.max_tokens)
 
-    return [tuple(map(decoded, lesson)) for lesson in lessons]
+    good = []
+    for lesson in lessons:
+        try:
+            good.append(tuple(map(decoded, lesson)))
+        except DataError as bad:
+            rows.refuse(next(row.shown.key for row in lesson if row.shown is not None), str(bad))
+            last = bad
+    if lessons and not good:
+        raise DataError(f"none of {len(lessons)} rows that were to be learned next can be read; the last one: {last}")
+    return good
 
 
 def _shown(lessons: Sequence[Lesson]) -> list[Prompt]:

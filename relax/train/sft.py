@@ -67,11 +67,12 @@ class SFTStep:
 
 @dataclass(frozen=True, slots=True)
 class SFTResult:
-    """Where the model is, after how many steps, and what the last exam gave."""
+    """Where the model is, after how many steps, what the last exam gave, and how many bad rows were left out."""
 
     path: Path
     step: int
     score: Score | None
+    num_skipped: int = 0
 
 
 class Exam(Protocol):
@@ -99,12 +100,12 @@ def run_sft(config: SFTConfig, *, on_step: Callable[[SFTStep], None] | None = No
         else:
             start = Path(str(config.model.path))
         with asyncio.Runner() as loop:
-            backend, step, score = loop.run(_train(config, as_run(config, start), on_step))
+            backend, step, score, num_skipped = loop.run(_train(config, as_run(config, start), on_step))
         backend.export(made)
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
-    return SFTResult(out, step, score)
+    return SFTResult(out, step, score, num_skipped)
 
 
 def _build(name: str, folder: Path, seed: int) -> None:
@@ -162,7 +163,7 @@ def _make_exam(config: SFTConfig, run: RunConfig, tokenizer: Any, max_tokens: in
         return None
     if config.reward is None:
         rows, preparer = _open(config, config.eval.data, run, tokenizer, max_tokens)
-        return HeldOut([rows.row(index) for index in range(min(config.eval.num_prompts, len(rows)))], preparer)
+        return HeldOut(rows, config.eval.num_prompts, preparer)
     # here, since it brings a generation engine along, which most files do without
     from relax.train.exam import Exam
 
@@ -179,7 +180,7 @@ def _open(config: SFTConfig, data: DataConfig, run: RunConfig, tokenizer: Any, m
 
 async def _train(
     config: SFTConfig, run: RunConfig, on_step: Callable[[SFTStep], None] | None
-) -> tuple[TrainBackend, int, Score | None]:
+) -> tuple[TrainBackend, int, Score | None, int]:
     """The loop. Steps run in this thread: nothing else goes on meanwhile."""
     tokenizer, max_tokens = load_tokenizer(run.model), longest_sequence(run.model)
     lessons, preparer = _open(config, config.data, run, tokenizer, max_tokens)
@@ -191,7 +192,7 @@ async def _train(
         following = lessons.batch(0, size)
         for step in range(1, last + 1):
             batch, following = following, lessons.batch(step, size) if step < last else []
-            sums = backend.forward_backward(to_batch(await decode(batch, preparer, following)))
+            sums = backend.forward_backward(to_batch(await decode(batch, preparer, lessons, following)))
             finished = backend.finish_step()
             is_exam = exam is not None and config.eval is not None and (step == last or step % config.eval.every == 0)
             if exam is not None and is_exam:
@@ -204,7 +205,7 @@ async def _train(
         await preparer.close()
         if exam is not None:
             await exam.close()
-    return backend, step, score
+    return backend, step, score, lessons.num_skipped
 
 
 def _is_passed(config: SFTConfig, score: Score | None) -> bool:

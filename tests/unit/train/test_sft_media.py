@@ -42,6 +42,8 @@ class Here:
 
     async def prepare(self, prompt, following=()):
         self.asked.append(prompt)
+        if "bad.png" in str(prompt.media):
+            raise DataError(f"{prompt.key}: it is no picture")
         items = [PICTURES[str(item.source).rpartition("/")[2]] for item in prompt.media]
         return ReadyPrompt.of(self._read(prompt.messages, items))
 
@@ -77,7 +79,7 @@ async def test_numbers_are_read_where_transformers_reads_them(folder, read, name
     task, rows = TASKS[name]
     config, lessons = read(task, rows)
     here, run = Here(folder), as_run(config, folder)
-    batch = to_batch(await decode([lessons.row(n) for n in range(len(rows))], here))
+    batch = to_batch(await decode([lessons.row(n) for n in range(len(rows))], here, lessons))
     assert len(here.asked) == sum("images" in row for row in rows), "the two of a pair share their media"
     backend = _make_backend(config, run, load_tokenizer(run.model))
     with torch.no_grad():
@@ -127,7 +129,43 @@ async def test_pairs_that_cannot_share_their_media_are_bad_rows(read, folder) ->
     here = Here(folder)
     here.max_tokens = 20
     with pytest.raises(DataError, match=r"rows\.jsonl:1: with its media the conversation has \d+ tokens, and 20 fit"):
-        await decode([lessons.row(0)], here)
+        await decode([lessons.row(0)], here, lessons)
+
+
+async def test_rows_whose_media_cannot_be_read_are_left_out_only_if_the_data_may_have_bad_rows(read, folder, tmp_path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    bad, here = PAIR | {"images": "bad.png"}, Here(folder)
+    _, lessons = read({"type": "reward_model"}, [PAIR, bad, PAIR])
+    with pytest.raises(DataError, match=r'rows\.jsonl:2: it is no picture; data\.on_bad_row = "skip"'):
+        await decode([lessons.row(0), lessons.row(1)], here, lessons)
+    _, lessons = read({"type": "reward_model"}, [PAIR, bad, PAIR], on_bad_row="skip")
+    for _ in range(2):  # epochs
+        found = await decode([lessons.row(number) for number in range(3)], here, lessons)
+        assert [len(lesson) for lesson in found] == [2, 2]
+        assert all(row.features for lesson in found for row in lesson)
+    assert lessons.num_skipped == 1
+    with pytest.raises(DataError, match=r"none of 1 rows that were to be learned next can be read.*it is no picture"):
+        await decode([lessons.row(1)], here, lessons)
+
+
+@pytest.mark.slow
+def test_held_out_rows_are_left_out_or_refused_by_the_same_rule(tmp_path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    Picture.new("RGB", (64, 64), (200, 0, 0)).save(tmp_path / "good.png")
+    rows = [{"prompt": "Which colour?", "answer": "red", "images": name} for name in ("good.png", "bad.png")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"type": "file", "path": f"{tmp_path}/rows.jsonl", "media": {"num_workers": 1}}
+
+    def train(name, **held_out):
+        raw = {"model": {"build": "tiny-vl"}, "data": data | {"on_bad_row": "skip"}, "reward": {"type": "exact"}}
+        raw |= {"eval": {"data": data | held_out, "max_new_tokens": 2}, "train": {"num_steps": 1, "batch_size": 2}}
+        return run_sft(validate(SFTConfig, raw | {"output": {"path": f"{tmp_path}/{name}"}}))
+
+    assert train("skips", on_bad_row="skip").num_skipped == 1
+    with pytest.raises(DataError, match=r'bad\.png.*eval\.data\.on_bad_row = "skip"'):
+        train("refuses")
+    with pytest.raises(ConfigError, match=r"eval\.data\.media is not set, so the images"):
+        train("forgets", media=None)
 
 
 @pytest.mark.slow
