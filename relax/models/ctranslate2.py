@@ -32,13 +32,13 @@ def convert_whisper(source: Path, folder: Path) -> None:
             raise ModelError(f"{source / name}: no such file; wanted a folder with a Whisper in CTranslate2's form")
     weights = _read(source / "model.bin")
     tokenizer: Any = WhisperTokenizer.from_pretrained(source, local_files_only=True)
-    config = _config(weights, tokenizer)
-    model = WhisperForConditionalGeneration(config)
-    named = {name: torch.from_numpy(array.astype(np.float32)) for name, array in _renamed(weights, config)}
-    named["proj_out.weight"] = named["model.decoder.embed_tokens.weight"]
     try:
+        config = _config(weights, tokenizer)
+        named = {name: torch.from_numpy(array.astype(np.float32)) for name, array in _renamed(weights, config)}
+        named["proj_out.weight"] = named["model.decoder.embed_tokens.weight"]
+        model = WhisperForConditionalGeneration(config)
         model.load_state_dict(named)
-    except RuntimeError as error:
+    except (KeyError, RuntimeError) as error:
         raise ModelError(f"{source / 'model.bin'}: its weights are not those of a Whisper: {error}") from error
     model.generation_config = _generation_config(json.loads((source / "config.json").read_text("utf-8")), config, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
