@@ -27,7 +27,6 @@ WITHOUT_SPEECH = {"enable_audio_output": False}  # a model whose configuration i
 
 _KINDS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
-_HEARD = ("input_features", "audio_lengths", "audio_passes")
 _PLACES = (*_GRIDS.values(), "video_second_per_grid", "audio_lengths", "video_is_heard")  # what positions depend on
 _MOST_KNOWN = 1024
 _TYPES = {"image": 1, "video": 2, "audio": 3}
@@ -106,25 +105,44 @@ class OmniForward:
         return head.weight, getattr(head, "bias", None)
 
     # -- media --------------------------------------------------------------------------------------------------------
-    def encode(self, features: Features) -> Encoded:
-        """Runs the encoders on all media of `features`, with a graph where gradients are enabled."""
+    def encode(self, *prompts: Features) -> Encoded:
+        """Runs the encoders on all media of the prompts, in order, with a graph where gradients are enabled: what is seen in
+        one pass, what is heard prompt by prompt. Some encoders pad sounds to the longest one beside them, and what they hear
+        then depends on it: an engine, too, has only one prompt's at a time."""
         embeds: dict[str, Tensor] = {}
         deep: dict[str, Sequence[Tensor]] = {}
         for kind, name in _KINDS.items():
-            if name in features:
-                embeds[kind], deep[kind] = self._encode(kind, features)
+            if given := [features for features in prompts if name in features]:
+                embeds[kind], deep[kind] = self._encode(kind, given)
         return Encoded(embeds, deep)
 
-    def _encode(self, kind: str, features: Features) -> tuple[Tensor, Sequence[Tensor]]:
-        given = self._send(features[_KINDS[kind]])
-        if kind in _GRIDS:
-            found = getattr(self._core, f"get_{kind}_features")(given, self._send(features[_GRIDS[kind]]))
-            deep = getattr(found, "deepstack_features", None) or ()
-            return _flat(found.pooler_output), [_flat(layer) for layer in deep]
+    def _encode(self, kind: str, prompts: Sequence[Features]) -> tuple[Tensor, Sequence[Tensor]]:
+        if kind not in _GRIDS:
+            return torch.cat([self._heard(features) for features in prompts]), ()
+        pixels = self._pixels([features[_KINDS[kind]] for features in prompts])
+        grid = torch.cat([as_tensor(features[_GRIDS[kind]]) for features in prompts]).to(pixels.device)
+        found = getattr(self._core, f"get_{kind}_features")(pixels, grid)
+        deep = getattr(found, "deepstack_features", None) or ()
+        return _flat(found.pooler_output), [_flat(layer) for layer in deep]
+
+    def _pixels(self, parts: Sequence[Any]) -> Tensor:
+        """`[patches, d]` on the model's device, in one copy, which encoders may write to. Of a patch of a still image there may
+        be one frame alone (`without_repeats`); it is seen in all of them, as processors have it."""
+        config, weight = self._core.config.vision_config, self._text.embed_tokens.weight
+        shape = (sum(map(len, parts)), config.in_channels, config.temporal_patch_size, config.patch_size**2)
+        views = [_view(part) for part in parts]
+        pixels, end = torch.empty(shape, dtype=views[0].dtype, device=weight.device), 0
+        for view in views:
+            start, end = end, end + len(view)
+            pixels[start:end] = view.to(weight.device).view(len(view), shape[1], -1, shape[3])
+        return pixels.flatten(1)
+
+    def _heard(self, features: Features) -> Tensor:
+        given = self._send(features[_KINDS["audio"]])
         sounds = torch.split(given, as_tensor(features["audio_lengths"]).tolist())
         # A sound that is padded to a longer one beside it is heard otherwise: a turn's are not padded to those of a later one.
         turns = torch.split(torch.arange(len(sounds)), as_tensor(features.get("audio_passes", [len(sounds)])).tolist())
-        return torch.cat([self._hear([sounds[number] for number in turn.tolist()]) for turn in turns]), ()
+        return torch.cat([self._hear([sounds[number] for number in turn.tolist()]) for turn in turns])
 
     def _hear(self, sounds: Sequence[Tensor]) -> Tensor:
         mask = pad_sequence([torch.ones(len(sound), device=sound.device) for sound in sounds], batch_first=True).long()
@@ -142,13 +160,8 @@ class OmniForward:
         return Encoded.join([encoded for encoded, _ in parts if encoded is not None])
 
     def encode_packed(self, prompts: Sequence[tuple[Features | None, int]]) -> Encoded:
-        """Of several prompts: what is seen in one pass, what is heard prompt by prompt. Some encoders pad sounds to the longest
-        one beside them, and what they hear then depends on it: an engine, too, has only one prompt's at a time."""
-        given = [features for features, _ in prompts if features]
-        heard = [{name: prompt[name] for name in _HEARD if name in prompt} for prompt in given if _HEARD[0] in prompt]
-        names = {name for prompt in given for name in prompt if name not in _HEARD}
-        seen = {name: np.concatenate([prompt[name] for prompt in given if name in prompt]) for name in names}
-        return Encoded.join([self.encode(seen), *(self.encode(sounds) for sounds in heard)])
+        """Of several prompts that will lie end to end, however many tokens they have."""
+        return self.encode(*(features for features, _ in prompts if features))
 
     def touch(self, seen: Encoded | None = None) -> Tensor:
         """Zero, through every encoder that `seen` did not come from: so each micro-batch reaches the same parameters, with
@@ -156,9 +169,9 @@ class OmniForward:
         total: Tensor = self._text.embed_tokens.weight.new_zeros(())
         kinds = set(seen.embeds) if seen is not None else set()
         if "image" in self.token_ids and not kinds & {"image", "video"}:
-            total = total + _nothing(*self._encode("image", self._blank_image))
+            total = total + _nothing(*self._encode("image", [self._blank_image]))
         if "audio" in self.token_ids and "audio" not in kinds:
-            total = total + _nothing(*self._encode("audio", self._blank_sound))
+            total = total + _nothing(*self._encode("audio", [self._blank_sound]))
         return total
 
     @cached_property
@@ -292,6 +305,11 @@ def _nothing(embeds: Tensor, deep: Sequence[Tensor]) -> Tensor:
 
 def _host(values: Any) -> Tensor | None:
     return None if values is None else as_tensor(values).cpu()
+
+
+def _view(values: Any) -> Tensor:
+    """What nobody writes to, also of arrays that are read-only."""
+    return torch.from_dlpack(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
 
 
 def as_tensor(values: Any) -> Tensor:

@@ -6,7 +6,6 @@
 Whoever asks a policy something asks here first: rollout, evaluation, supervised training.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from relax.data.media.pool import MediaPool
 from relax.data.media.source import Spool
 from relax.data.render import Renderer
 from relax.errors import ConfigError, DataError
+from relax.models.processor import without_repeats
 from relax.models.whisper_processor import load_processor
 from relax.types import Prompt
 
@@ -68,7 +68,7 @@ class Preparer:
     """Makes prompts of one data section ready, each when it is asked for or a little before. One event loop uses it.
 
     `spool`: of the section's rows (`PromptSource.spool`). Prompts with more tokens than `max_tokens` are refused, their media
-    counted. `waited_s`: seconds that prompts had to be waited for, summed over them.
+    counted.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class Preparer:
     ) -> None:
         self._renderer, self.max_tokens = renderer, max_tokens
         self.look_ahead = data.media.look_ahead if data.media is not None else 0
-        self.waited_s = 0.0
         self._pool = open_pool(model, data, spool)
 
     async def start(self) -> None:
@@ -95,7 +94,6 @@ class Preparer:
             return {}
         stats = self._pool.stats
         return {
-            "wait/media_s": self.waited_s,
             "media/prompts": stats.num_prepared,
             "media/bytes": stats.num_bytes,
             "media/lost_workers": stats.num_lost_workers,
@@ -110,12 +108,7 @@ class Preparer:
             self._pool.expect([prompt, *following])
         if self._pool is None or not prompt.media:
             return ReadyPrompt(self._renderer.prompt_ids(prompt))
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        try:
-            ready = ReadyPrompt.of((await self._pool.prepare(prompt)).features)
-        finally:
-            self.waited_s += loop.time() - started
+        ready = ReadyPrompt.of((await self._pool.prepare(prompt)).features)
         if len(ready.ids) > self.max_tokens:
             raise DataError(f"{prompt.key}: with its media the prompt has {len(ready.ids)} tokens, and {self.max_tokens} fit")
         return ready
@@ -157,6 +150,7 @@ def load_reader(
         made = processor.prepare(renderer.rendered(messages), items)
         runs = np.asarray([(run.start, run.length) for run in made.expansions], np.int64).reshape(-1, 2)
         media_ids = np.asarray(sorted(processor.token_ids.values()), np.int64)
-        return {**made.features, _IDS: made.ids, _RUNS: runs, _MEDIA_IDS: media_ids}
+        features = without_repeats(made.features, processor.frames_per_patch)
+        return {**features, _IDS: made.ids, _RUNS: runs, _MEDIA_IDS: media_ids}
 
     return read

@@ -74,8 +74,8 @@ class PreparedPrompt:
 
 
 class OmniProcessor:
-    """The processor of the model at `folder`. `token_ids` are those that stand for media, by kind; `renderer` applies the
-    folder's chat template.
+    """The processor of the model at `folder`. `token_ids` are those that stand for media, by kind; `frames_per_patch`: of its
+    images; `renderer` applies the folder's chat template.
 
     Raises `ModelError` for a folder without a processor or a chat template.
     """
@@ -98,6 +98,7 @@ class OmniProcessor:
         self.token_ids: dict[Kind, int] = {
             kind: int(self.tokenizer.convert_tokens_to_ids(token)) for kind, token in self._tokens.items()
         }
+        self.frames_per_patch = int(getattr(getattr(self._processor, "image_processor", None), "temporal_patch_size", 1))
         self.tokenizer.chat_template = getattr(self._processor, "chat_template", None) or self.tokenizer.chat_template
         self.renderer = Renderer(self.tokenizer, DataSection())
 
@@ -296,6 +297,17 @@ def _joined(first: Mapping[str, NDArray[Any]], then: Mapping[str, NDArray[Any]])
     if "video_is_heard" in joined and len(joined["video_is_heard"]) != len(joined["video_grid_thw"]):
         raise DataError(_NOT_ALL_HEARD)
     return joined
+
+
+def without_repeats(features: Mapping[str, NDArray[Any]], frames_per_patch: int) -> dict[str, NDArray[Any]]:
+    """The features with one frame of each patch of still images, `[patches, 3, d / 3 / frames]`, which processors repeat for as
+    many as a patch of a video has. `OmniForward` takes both forms."""
+    found = dict(features)
+    if frames_per_patch > 1 and (pixels := found.get("pixel_values")) is not None:
+        patches = pixels.reshape(len(pixels), 3, frames_per_patch, -1)
+        if (patches == patches[:, :, :1]).all():
+            found["pixel_values"] = patches[:, :, 0]
+    return found
 
 
 def _sounds(media: Sequence[Decoded]) -> list[Audio]:

@@ -25,6 +25,7 @@ class WhisperReader:
 
     token_ids: Mapping[Kind, int] = MappingProxyType({})
     hears_videos = False
+    frames_per_patch = 1
 
     def __init__(self, folder: str | Path) -> None:
         # here, since importing transformers takes seconds that a check or a help page need not spend

@@ -125,7 +125,7 @@ class EngineActor:
         return self._host.engine
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        return await self._engine.generate(_with_borrowed(request))
+        return await self._engine.generate(with_borrowed(request))
 
     async def progress(self, request_ids: list[str]) -> dict[str, list[Completion]]:
         return await self._engine.progress(request_ids)
@@ -160,7 +160,7 @@ class RayEngine:
         self._actor: Any = None
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        completions: list[Completion] = await self._call("generate", _with_lent(request))
+        completions: list[Completion] = await self._call("generate", with_lent(request))
         return completions
 
     async def progress(self, request_ids: Sequence[str]) -> dict[str, list[Completion]]:
@@ -303,13 +303,13 @@ def start_engine(name: str, config: RunConfig, config_json: str, run_dir: Path, 
     return actor.remote(name, config_json, str(run_dir), address)
 
 
-def _with_lent(request: GenerateRequest) -> GenerateRequest:
+def with_lent(request: GenerateRequest) -> GenerateRequest:
     """For an engine in another process on this host: features stay where they lie, however often they are asked about."""
     features: dict[str, Any] = {name: lend(array) or array for name, array in request.features.items()}
     return replace(request, features=features) if features else request
 
 
-def _with_borrowed(request: GenerateRequest) -> GenerateRequest:
+def with_borrowed(request: GenerateRequest) -> GenerateRequest:
     try:
         features = {name: borrow(lent) if isinstance(lent, Loan) else lent for name, lent in request.features.items()}
     except OSError as error:

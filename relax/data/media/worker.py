@@ -72,7 +72,7 @@ def _load(path: str | None, options: Mapping[str, Any]) -> Processor | None:
 
 def _process(processor: Processor, job: Job, decoded: Sequence[Decoded]) -> dict[str, NDArray[Any]]:
     try:
-        found = {str(name): np.ascontiguousarray(array) for name, array in processor(job.messages, decoded).items()}
+        found = {str(name): np.asarray(array) for name, array in processor(job.messages, decoded).items()}
     except Exception as error:
         raise DataError(f"{job.key}: the processor refuses its media: {type(error).__name__}: {error}") from error
     odd = [name for name, array in found.items() if array.dtype.kind not in "biuf"]

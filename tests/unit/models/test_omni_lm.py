@@ -12,7 +12,7 @@ from transformers import AutoModelForMultimodalLM
 from relax.engines.attention import attend_within
 from relax.errors import ModelError
 from relax.models.omni_lm import Encoded, OmniForward, is_omni
-from relax.models.processor import OmniProcessor
+from relax.models.processor import OmniProcessor, without_repeats
 
 SEEN = {
     "text": ("1+1=?",),
@@ -59,6 +59,25 @@ def packed_logprobs(forward, prompts):
     logprobs = torch.log_softmax(torch.nn.functional.linear(hidden, *forward.head), -1)
     rows = zip(logprobs.split(lengths), ids.split(lengths), strict=True)
     return [row[:-1].gather(-1, own[1:, None])[:, 0] for row, own in rows]
+
+
+def test_still_images_are_the_same_with_one_frame_of_each_patch(load) -> None:
+    """Bit by bit, beside others that have all frames; and only what repeats is left out."""
+    case = load("qwen3_vl")
+    prompts = [case.prompts[name].features for name in ("images", "both", "image")]
+    once = [without_repeats(features, 2) for features in prompts]
+    for features, whole in zip(once, prompts, strict=True):
+        assert 2 * features["pixel_values"].nbytes == whole["pixel_values"].nbytes
+    assert once[1]["pixel_values_videos"] is prompts[1]["pixel_values_videos"]
+    for array in once[0].values():
+        array.flags.writeable = False  # as those of media workers are
+    wanted, found = case.forward.encode(*prompts), case.forward.encode(once[0], prompts[1], once[2])
+    for kind in ("image", "video"):
+        assert torch.equal(found.embeds[kind], wanted.embeds[kind])
+        assert all(torch.equal(a, b) for a, b in zip(found.deep[kind], wanted.deep[kind], strict=True))
+    moving = dict(prompts[2]) | {"pixel_values": prompts[2]["pixel_values"].copy()}
+    moving["pixel_values"][-1, -1] += 1
+    assert without_repeats(moving, 2)["pixel_values"] is moving["pixel_values"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

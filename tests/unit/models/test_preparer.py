@@ -81,7 +81,7 @@ def test_a_text_among_prompts_with_media_is_read_at_once(of_pool: tuple[Preparer
 
 def test_media_count_as_tokens(of_pool: tuple[Preparer, FakePool]) -> None:
     preparer, _ = of_pool
-    preparer._max_tokens = 1
+    preparer.max_tokens = 1
     with pytest.raises(DataError, match=r"rows:0: with its media the prompt has 2 tokens, and 1 fit"):
         asyncio.run(preparer.prepare(shown(0)))
 
@@ -100,6 +100,7 @@ def test_a_conversation_that_is_learned_begins_as_its_prompt_does(tiny_omni: Cal
     assert renderer.tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]) == "Noise.<|im_end|>"
     assert all(np.array_equal(whole.features[name], prompt.features[name]) for name in prompt.features)
     assert [len(run) for run in prompt.runs] == [6, 6]
+    assert prompt.features["pixel_values"].shape == (4 * 12, 3, 16 * 16), "one frame of a patch that spans two"
 
 
 def test_the_chat_template_may_be_the_processors_alone(tiny_omni: Callable[[str], Path], tmp_path: Path) -> None:
