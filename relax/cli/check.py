@@ -12,6 +12,7 @@ import psutil
 
 from relax.cli.check_data import data_findings, reward_findings
 from relax.cli.check_judges import judge_findings
+from relax.cli.check_media import FEW
 from relax.cli.check_models import other_model_findings
 from relax.cli.check_settings import setting_findings
 from relax.cli.findings import CheckReport, Finding, error, gather, ok, warning
@@ -23,21 +24,23 @@ from relax.models.folder import ModelFolder, read_model_folder
 from relax.roles.topology import answering_roles, local_judges, takes_turns
 
 
-def check(path: str | Path, overrides: Sequence[str] = (), *, ask_teacher: bool = False) -> CheckReport:
+def check(
+    path: str | Path, overrides: Sequence[str] = (), *, ask_teacher: bool = False, all_media: bool = False
+) -> CheckReport:
     """Everything that can be said about a run file without starting it. A file that does not load is a finding as well.
-    `ask_teacher`: a teacher behind a server is asked about a few tokens."""
+    `ask_teacher`: a teacher behind a server is asked about a few tokens; `all_media`: those of all rows are decoded."""
     try:
         config = load_config(path, overrides)
     except RelaxError as failure:
         return gather(str(path), [error(str(path), _other_kind(Path(path)) or str(failure))])
-    return check_config(config, str(path), ask_teacher=ask_teacher, decode=True)
+    return check_config(config, str(path), ask_teacher=ask_teacher, num_decoded=None if all_media else FEW)
 
 
 def check_config(
-    config: RunConfig, source: str | None = None, *, ask_teacher: bool = False, decode: bool = False
+    config: RunConfig, source: str | None = None, *, ask_teacher: bool = False, num_decoded: int | None = 0
 ) -> CheckReport:
-    """The same for a configuration that is loaded already; `source` names it in the report. `decode`: the media of a few rows
-    are, which takes as long as it takes to import transformers."""
+    """The same for a configuration that is loaded already; `source` names it in the report. `num_decoded`: of how many prompts
+    the media are decoded, which takes at least as long as it takes to import transformers; None: of all."""
     model: ModelFolder | None = None
     model_findings: list[Finding] = []
     try:
@@ -50,8 +53,8 @@ def check_config(
         setting_findings(config),
         model_findings,
         other_model_findings(config, model, ask_teacher=ask_teacher),
-        data_findings(config, config.data, "data", model, decode=decode),
-        data_findings(config, config.eval.data, "eval.data", model, decode=decode) if config.eval else (),
+        data_findings(config, config.data, "data", model, num_decoded=num_decoded),
+        data_findings(config, config.eval.data, "eval.data", model, num_decoded=num_decoded) if config.eval else (),
         reward_findings(config),
         judge_findings(config),
         _run_folder(config),

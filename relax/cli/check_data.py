@@ -20,10 +20,10 @@ _REWARD_START_S = 60.0
 
 
 def data_findings(
-    config: RunConfig, data: DataConfig, key: str, model: ModelFolder | None, *, decode: bool = False
+    config: RunConfig, data: DataConfig, key: str, model: ModelFolder | None, *, num_decoded: int | None = 0
 ) -> Iterator[Finding]:
-    """On one source of prompts; `key` is `data` or `eval.data`. Without a model, lengths are left out. `decode`: the media of
-    a few rows are."""
+    """On one source of prompts; `key` is `data` or `eval.data`. Without a model, lengths are left out. `num_decoded`:
+    of how many prompts the media are decoded; None: of all."""
     # here, since the readers may load parquet and generator libraries, which the other checks do without
     from relax.data.prompts import kinds_of, open_prompts
 
@@ -41,7 +41,7 @@ def data_findings(
     yield from _unscorable(config, key, rows)
     if model is not None:
         yield from _lengths(config, data, key, model, rows)
-        yield from media_findings(config, data, key, model, source, rows, decode=decode)
+        yield from media_findings(config, data, key, model, source, rows, num_decoded=num_decoded)
     yield from _size(config, data, key, size)
     if key == "eval.data" and config.eval is not None and config.eval.by is not None:
         try:

@@ -80,11 +80,12 @@ def check(
     run_file: RunFile,
     overrides: Overrides = None,
     ask_teacher: Annotated[bool, typer.Option(help="Ask a teacher behind a server about a few tokens.")] = False,
+    all_media: Annotated[bool, typer.Option(help="Decode the media of all rows, not of the first few.")] = False,
 ) -> None:
     """Validate a run file, its model and its data without starting anything."""
     from relax.cli.check import check as run
 
-    report = run(run_file, list(overrides or []), ask_teacher=ask_teacher)
+    report = run(run_file, list(overrides or []), ask_teacher=ask_teacher, all_media=all_media)
     typer.echo(report.render())
     raise typer.Exit(report.exit_code)
 

@@ -4,8 +4,9 @@ import json
 import shutil
 
 import pytest
+from PIL import Image
 
-from relax.cli.check import check_config
+from relax.cli.check import check, check_config
 from relax.cli.explain import explain
 from relax.cli.findings import Level, ok
 from relax.config import load_config
@@ -118,3 +119,21 @@ def test_a_reward_model_of_text_is_said_to_be_shown_no_media(small_run, with_ima
     ]
     (tmp_path / "judge/config.json").write_text((tmp_path / "model/config.json").read_text())
     assert not said(check_config(load_config(small_run, words)), Level.WARNING)
+
+
+@pytest.mark.slow
+def test_the_media_of_a_few_rows_are_decoded_or_those_of_all(small_run, tiny_omni, tmp_path):
+    Image.new("RGB", (64, 64), (200, 0, 0)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    names = ["bad.png" if number in (10, 13) else "good.png" for number in range(14)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": "What?", "answer": "a", "images": n}) for n in names))
+    words = [f"model.path={tiny_omni('qwen3_vl')}", f"data.path={tmp_path}/rows.jsonl", "data.answer_key=answer"]
+    few = check(small_run, [*words, "data.media={}"])
+    assert not said(few, Level.WARNING)
+    assert said(few, Level.OK)[1].startswith("8 prompts decoded: ")
+    every = check(small_run, [*words, "data.media={}"], all_media=True)
+    assert said(every, Level.OK)[1].startswith("12 prompts decoded: ")
+    first, second = said(every, Level.WARNING)
+    assert first.startswith("2 of the first 14 prompts with media cannot be read, as ")
+    assert "rows.jsonl:11" in first
+    assert second.startswith("rows.jsonl:14: image, item 1 of 1")
