@@ -13,12 +13,14 @@ from relax.data.media.source import Spool
 from relax.engines.pool import EnginePool
 from relax.errors import ConfigError
 from relax.models.folder import read_model_folder
+from relax.observe.jsonl import Row
+from relax.observe.samples import sample_row
 from relax.rewards.pool import RewardPool
 from relax.roles.build import make_backend, make_engine, queue_limits
 from relax.roles.engine_host import EngineHost
 from relax.roles.evaluation import Evaluation, summarise
 from relax.roles.role import RoleTask
-from relax.types import Sample
+from relax.types import Prompt, Sample
 from relax.weights.publisher import WeightPublisher
 
 
@@ -31,16 +33,16 @@ def evaluate(run_file: Path, overrides: list[str], *, model: Path | None = None,
         raise ConfigError(f"{run_file} has no [eval] section: relax eval needs eval.data to know the held-out prompts")
     config = config.model_copy(update={"reward": config.eval.reward or config.reward})  # and no role for another one
     read_model_folder(config.model)  # whose errors name what is missing, before anything is started
-    metrics, samples = asyncio.run(_evaluate(config))
+    metrics, rows = asyncio.run(_evaluate(config))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(_row(sample), ensure_ascii=False, default=str) + "\n" for sample in samples)
+            file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     sys.stdout.write(json.dumps(metrics, indent=2) + "\n")
     return 0
 
 
-async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
+async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Row]]:
     # here, since transformers takes seconds to import
     from relax.data.tokenizer import load_tokenizer
 
@@ -67,7 +69,8 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
                 raise ConfigError(f"the engine could not take the model's weights: {error}")
             await asyncio.sleep(0.05)
         groups = await evaluation.answers(0)
-        return summarise(0, groups, evaluation.kinds), [sample for group in groups if group for sample in group]
+        rows = [_row(sample, evaluation.prompt(place)) for place, group in enumerate(groups) for sample in group or ()]
+        return summarise(0, groups, evaluation.kinds), rows
     finally:
         if evaluation is not None:
             await evaluation.close()
@@ -79,5 +82,7 @@ async def _evaluate(config: RunConfig) -> tuple[dict[str, Any], list[Sample]]:
         await core.close()
 
 
-def _row(sample: Sample) -> dict[str, Any]:
-    return {**sample.metadata, "reward": sample.reward, "parts": dict(sample.reward_parts), "outcome": str(sample.outcome)}
+def _row(sample: Sample, prompt: Prompt) -> Row:
+    """What a sample of a run says, the other columns of the row, and why there is no reward where there is none."""
+    error = sample.metadata.get("error")
+    return {**prompt.metadata, **sample_row(sample, prompt), **({"error": error} if error else {})}

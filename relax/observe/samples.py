@@ -6,6 +6,31 @@ from pathlib import Path
 
 from relax.errors import ConfigError
 from relax.observe.jsonl import Row, read_rows
+from relax.types import Media, Outcome, Prompt, Sample
+
+
+def sample_row(sample: Sample, prompt: Prompt) -> Row:
+    """A sample for people to read. `media`: what its prompt shows, where it shows something; of what came inside a row, the
+    kind alone."""
+    shown = [{"kind": item.kind} | _source(item) for item in prompt.media]
+    return {
+        "group": sample.group_id,
+        "index": sample.index,
+        "prompt": prompt.key,
+        "input": prompt.messages if prompt.text is None else prompt.text,
+        **({"media": shown} if shown else {}),
+        "response": sample.metadata.get("response"),
+        "answer": sample.metadata.get("answer"),
+        "reward": sample.reward,
+        "parts": dict(sample.reward_parts),
+        "outcome": str(Outcome(sample.outcome)),
+        "version": sample.oldest_version,
+        "tokens": len(sample.tokens),
+    }
+
+
+def _source(item: Media) -> Row:
+    return {} if item.source.startswith("spool:") else {"source": item.source}
 
 
 def samples_file(run_dir: Path, step: int) -> Path:
@@ -22,7 +47,7 @@ def sampled_steps(run_dir: Path) -> list[int]:
 def read_samples(run_dir: Path, step: int | None = None) -> list[Row]:
     """The samples of `step`, by default of the newest step that has any.
 
-    Keys: `prompt`, `response`, `answer`, `reward`, `parts`, `outcome`, `group`, `index`, `version`. Raises `ConfigError`, with
+    Keys: those of `sample_row`. Raises `ConfigError`, with
     the steps that there are, when there are none of this one.
     """
     steps = sampled_steps(run_dir)

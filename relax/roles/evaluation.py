@@ -19,7 +19,7 @@ from relax.errors import DataError, EngineError, WaitTimeout
 from relax.models.folder import read_model_folder
 from relax.models.preparer import Preparer
 from relax.rewards.pool import RewardPool
-from relax.types import Sample, Sampling
+from relax.types import Prompt, Sample, Sampling
 
 _EVAL_IDS = 1 << 40  # request ids of evaluation are apart from those of training groups
 _CONCURRENT_PROMPTS = 64
@@ -101,6 +101,11 @@ class Evaluation:
         """Metrics: `eval/accuracy` (mean reward), `eval/pass@k`, lengths, failures, and the policy versions that answered."""
         return summarise(step, await self.answers(step), self.kinds)
 
+    def prompt(self, row: int) -> Prompt:
+        """The prompt of that row of the data."""
+        assert self._source is not None
+        return self._source.row(row)
+
     async def answers(self, step: int) -> list[list[Sample] | None]:
         """The scored samples of each prompt, in the order of the data; None where the engine failed."""
         assert self._source is not None
@@ -109,9 +114,8 @@ class Evaluation:
         return await asyncio.gather(*(self._answer(step, row, gate) for row in range(count)))
 
     async def _answer(self, step: int, row: int, gate: asyncio.Semaphore) -> list[Sample] | None:
-        assert self._source is not None
         assert self._preparer is not None
-        prompt = self._source.row(row)
+        prompt = self.prompt(row)
         rollout = self._run.rollout
         sampling = Sampling(self._eval.max_new_tokens or rollout.max_new_tokens, self._eval.temperature, stop=rollout.stop)
         group = _EVAL_IDS + step * (1 << 24) + row

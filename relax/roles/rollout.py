@@ -28,11 +28,12 @@ from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
 from relax.errors import BusGone, DataError, EngineError, RoleError, StaleHandle, WaitTimeout
 from relax.models.preparer import Features, Preparer
+from relax.observe.samples import sample_row
 from relax.rewards.pool import RewardPool
 from relax.roles.engine_room import EngineRoom
 from relax.roles.evaluation import Evaluation, longest_prompt, open_checked
 from relax.roles.role import Role
-from relax.types import Column, Completion, GenerateRequest, Outcome, Prompt, Ragged, Sample, Sampling, newest_version_only
+from relax.types import Column, Completion, GenerateRequest, Prompt, Ragged, Sample, Sampling, newest_version_only
 
 _REPORT_S = 0.2  # totals are sent this often at most, and every so often while groups come
 _HEARTBEAT_S = 1.0
@@ -279,7 +280,7 @@ class Rollout(Role):
             return
         assert self._source is not None
         prompt = self._source.prompt(ticket.prompt)
-        rows = [_readable(sample, prompt, ticket) for sample in samples[:room]]
+        rows = [sample_row(sample, prompt) for sample in samples[:room]]
         self._recorded[ticket.batch] += len(rows)
         await self.bus.emit({"kind": "samples", "step": ticket.batch, "rows": rows})
 
@@ -327,19 +328,3 @@ def to_columns(samples: Sequence[Sample]) -> dict[str, Column]:
 
 def _num_sampled(sample: Sample) -> int:
     return sum(turn.end - turn.start for turn in sample.turns if turn.role == "assistant") or int(sample.loss_mask.sum())
-
-
-def _readable(sample: Sample, prompt: Prompt, ticket: Ticket) -> dict[str, Any]:
-    return {
-        "group": sample.group_id,
-        "index": sample.index,
-        "prompt": prompt.key,
-        "input": prompt.messages if prompt.text is None else prompt.text,
-        "response": sample.metadata.get("response"),
-        "answer": sample.metadata.get("answer"),
-        "reward": sample.reward,
-        "parts": dict(sample.reward_parts),
-        "outcome": str(Outcome(sample.outcome)),
-        "version": sample.oldest_version,
-        "tokens": len(sample.tokens),
-    }
