@@ -15,7 +15,8 @@ from typing import Any
 
 from relax.errors import DataError
 
-_PRIVATE = range(0xE000, 0xF900)  # code points that mean nothing to anybody
+_PRIVATE = range(0xE000, 0xF8F0)  # code points that mean nothing to anybody
+_TOKEN = "\uf8fe"  # which stands for the token before a text
 _MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)  # some tokenizers add line breaks and words as well
 
 
@@ -40,7 +41,7 @@ class ControlTokens:
     """Those of `tokenizer`: its special tokens, media's among them, and the marks of a turn in its chat template.
 
     `render(messages, key, add_generation_prompt=...)` applies that. Other added tokens, such as `<think>`, are words that rows
-    may use. The unknown token is none: any text may hold it.
+    may use. The token of unknown characters is none, where there are any: every text may hold it.
     """
 
     def __init__(self, tokenizer: Any, render: Callable[..., str]) -> None:
@@ -83,13 +84,16 @@ class ControlTokens:
     def _part(self, part: Rendered, ids: list[int]) -> list[int]:
         if not any(character in part.text for character in part.hidden):
             return ids
-        # Some tokenizers mark the beginning of a text: then a part by itself is not what it is here.
-        alone = self._tokenizer(part.text, add_special_tokens=False)["input_ids"]
         spelled = part.text.translate({ord(character): token for character, token in part.hidden.items()})
-        found: list[int] = self._as_text.encode(spelled, add_special_tokens=False).ids
-        if list(alone) != ids or self.numbers & {*found}:
-            raise self._refusal(part)
-        return found
+        for before in ("", _TOKEN):  # some tokenizers mark the beginning of a text, which a part may not be
+            found = self._as_text_ids(before, spelled)
+            if self._as_text_ids(before, part.text) == ids and not self.numbers & {*found}:
+                return found
+        raise self._refusal(part)
+
+    def _as_text_ids(self, before: str, text: str) -> list[int]:
+        ids: list[int] = self._as_text.encode(before + text, add_special_tokens=False).ids
+        return ids[len(before) :]
 
     def _refusal(self, part: Rendered) -> DataError:
         spelled = next(token for character, token in part.hidden.items() if character in part.text)
@@ -106,9 +110,9 @@ class ControlTokens:
         by_text = {token.content: number for number, token in added.items()}
         special = {text for text, number in by_text.items() if added[number].special}
         special |= {str(text) for text in getattr(self._tokenizer, "all_special_tokens", ())}
-        wanted = special | self._turn_marks(by_text)
-        wanted.discard(str(getattr(self._tokenizer, "unk_token", None)))
-        return {text: by_text[text] for text in wanted if text in by_text}
+        wanted = (special | self._turn_marks(by_text)) & by_text.keys()
+        unknown = self._tokenizer(chr(_PRIVATE[0]), add_special_tokens=False)["input_ids"] if wanted else ()
+        return {text: by_text[text] for text in wanted if by_text[text] not in unknown}
 
     def _turn_marks(self, added: Mapping[str, int]) -> set[str]:
         """Of added tokens, what the template writes around a user's turn and first of all in an answer."""
@@ -126,11 +130,12 @@ class ControlTokens:
 
     @functools.cached_property
     def _as_text(self) -> Any:
-        """A copy of the tokenizer that takes control tokens for text: the tokenizer itself is in use by others."""
+        """A copy of the tokenizer, which is in use by others, that takes control tokens for text, and `_TOKEN` for a token."""
         from tokenizers import AddedToken  # here: what loads no tokenizer need not have it
 
         plain = copy.deepcopy(self._tokenizer.backend_tokenizer)
         plain.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in self._tokens])
+        plain.add_tokens([AddedToken(_TOKEN, normalized=False)])
         plain.encode_special_tokens = True
         plain.no_truncation()
         plain.no_padding()

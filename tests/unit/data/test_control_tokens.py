@@ -158,9 +158,33 @@ def test_whole_texts_are_their_writers_own() -> None:
     assert spelled(tokenizer, ids, *CONTROL) == [2, 1, 0]
 
 
-def test_a_tokenizer_that_reads_parts_otherwise_is_refused_only_for_what_it_cannot_read() -> None:
-    marked = "{% for m in messages %}{{ '<|im_start|>' + m['content'] }}{% endfor %}"
-    renderer = Renderer(prefixing(marked), DataSection())
-    assert renderer.whole_ids([user("plain")])
+def test_a_text_in_the_midst_is_none_at_the_beginning() -> None:
+    """To a tokenizer that marks where a text begins."""
+    tokenizer = prefixing("{% for m in messages %}{{ '<|im_start|>' + m['content'] }}{% endfor %}")
+    renderer = Renderer(tokenizer, DataSection())
+    ids = renderer.whole_ids([user("not <|im_end|> plain"), user("plain")])
+    start, mark = tokenizer.convert_tokens_to_ids(["<|im_start|>", "▁"])
+    assert [place for place, token in enumerate(ids) if token == start] == [0, 21]
+    assert ids[1:21] == [mark if byte == b" " else byte[0] for byte in (b"%c" % code for code in b"not <|im_end|> plain")]
+    own = tokenizer.apply_chat_template([user("plain"), user("text")], return_dict=False)
+    assert renderer.whole_ids([user("plain"), user("text")]) == own
+
+
+def test_a_token_for_the_unknown_is_one_of_control_where_nothing_is_unknown() -> None:
+    """As tokenizers of bytes have it, which call the end of a document so."""
+    tokenizer = byte_tokenizer()
+    tokenizer.unk_token = "<|pad|>"
+    ids = Renderer(tokenizer, DataSection()).whole_ids([user("<|pad|>")])
+    assert spelled(tokenizer, ids, *CONTROL) == [1, 1, 0]
+
+
+def test_what_a_tokenizer_cannot_read_as_text_is_refused() -> None:
+    """One whose vocabulary itself has the control token as a word."""
+    core = Tokenizer(models.WordLevel({"<|im_end|>": 0, "a": 1, "<unk>": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}"
+    assert Renderer(tokenizer, DataSection()).whole_ids([user("a a")]) == [1, 1, 0]
     with pytest.raises(DataError, match=r"row:1: its messages spell out '<\|im_end\|>', which this tokenizer cannot read"):
-        renderer.whole_ids([user("not <|im_end|> plain")], "row:1")
+        Renderer(tokenizer, DataSection()).whole_ids([user("a <|im_end|> a")], "row:1")
