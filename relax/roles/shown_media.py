@@ -17,6 +17,7 @@ from relax.data.media.source import Finder, Spool
 from relax.data.prompts import data_folder
 from relax.data.rows import BadRow, read_messages
 from relax.errors import DataError
+from relax.models.folder import read_model_folder
 from relax.models.preparer import ReadyPrompt, open_pool
 from relax.roles.reply_cache import ReplyCache
 from relax.types import Media, Prompt
@@ -66,7 +67,10 @@ class PreparedMedia:
     """Media as the model at `model` reads them; the most recently used sets are kept. One event loop uses it."""
 
     def __init__(self, model: ModelConfig, shown: ShownMedia) -> None:
-        pool = open_pool(model, DataSection(media=shown.config), shown.spool)
+        config = shown.config
+        if "audio" not in read_model_folder(model).media:  # it sees videos whose sound the policy may hear
+            config = config.model_copy(update={"video": config.video.model_copy(update={"audio": False})})
+        pool = open_pool(model, DataSection(media=config), shown.spool)
         assert pool is not None, "media are read"
         self._pool = pool
         self._kept = ReplyCache[ReadyPrompt](_KEPT)

@@ -14,7 +14,7 @@ class PoolHere:
     """A media pool without processes."""
 
     def __init__(self, model: Any, data: Any, spool: Any) -> None:
-        self.num_prepared = 0
+        self.num_prepared, self.config = 0, data.media
         self._read = load_reader(folder=model.path, trust_remote_code=False, system_prompt=None, template_options={})
         self._decoder = Decoder(data.media, spool.fd)
 

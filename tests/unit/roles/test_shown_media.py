@@ -79,3 +79,13 @@ async def test_media_are_prepared_once_and_stand_in_any_text(
     features = without_repeats(whole.features, processor.frames_per_patch)
     assert all((ready.features[name] == array).all() for name, array in features.items())
     assert len((await prepared.of(media[:1])).ids) < len(ready.ids), "others are another set"
+
+
+@pytest.mark.usefixtures("media_here")
+def test_a_model_that_does_not_hear_sees_videos_without_their_sound(
+    shown: ShownMedia, tiny_omni: Callable[[str], Path]
+) -> None:
+    heard = shown.config.model_copy(update={"video": shown.config.video.model_copy(update={"audio": True})})
+    for family, hears in (("qwen3_vl", False), ("qwen3_omni", True)):
+        prepared = PreparedMedia(ModelConfig(path=str(tiny_omni(family))), ShownMedia(heard))
+        assert prepared._pool.config.video.audio is hears
