@@ -47,6 +47,7 @@ def test_a_judge_is_shown_the_pictures_of_prompts(tmp_path: Path, tiny_omni: Cal
             data = {{ type = "file", path = "{tmp_path}/rows.jsonl", media = {{ num_workers = 1 }} }}
             reward = {{ type = "function", path = "seeing:sees", num_workers = 1, time_limit_s = 300 }}
             train = {{ num_steps = 2, lr = 1e-3 }}
+            services.start_timeout_s = 500
             eval.data = {{ type = "file", path = "{tmp_path}/held.jsonl", media = {{ num_workers = 1 }} }}
             [genrm.judges.default]
             type = "local"
