@@ -16,12 +16,14 @@ Weights = Mapping[str, NDArray[Any]]
 _TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # by CTranslate2's numbers
 _ENGLISH_ONLY = 51864  # tokens; models that know more languages have more of them
 _TIMES = 1501  # the last tokens: 0.00 to 30.00 s
+_POSITIONS, _PLACES_A_SECOND = "encoder/position_encodings/encodings", 50
 
 
-def convert_whisper(source: Path, folder: Path) -> None:
+def convert_whisper(source: Path, folder: Path, *, window_s: int | None = None) -> None:
     """Writes the Whisper in `source` (`model.bin`, `config.json`, `tokenizer.json`) to `folder` in float32, with its processor.
 
-    Raises `ModelError` for a missing or unreadable file, another model, and quantized weights.
+    `window_s`: how long it hears, instead of the 30 s that it was trained for, and which it hears worse without. Raises
+    `ModelError` for a missing or unreadable file, another model, and quantized weights.
     """
     # here, since importing them takes seconds that a help page need not spend
     import torch
@@ -30,7 +32,9 @@ def convert_whisper(source: Path, folder: Path) -> None:
     for name in ("model.bin", "config.json", "tokenizer.json"):
         if not (source / name).is_file():
             raise ModelError(f"{source / name}: no such file; wanted a folder with a Whisper in CTranslate2's form")
-    weights = _read(source / "model.bin")
+    weights = dict(_read(source / "model.bin"))
+    if window_s is not None and _POSITIONS in weights:
+        weights[_POSITIONS] = weights[_POSITIONS][: window_s * _PLACES_A_SECOND]
     tokenizer: Any = WhisperTokenizer.from_pretrained(source, local_files_only=True)
     try:
         config = _config(weights, tokenizer)
@@ -45,7 +49,8 @@ def convert_whisper(source: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.chat_template = transcript_template(folder)
-    WhisperProcessor(WhisperFeatureExtractor(feature_size=config.num_mel_bins), tokenizer).save_pretrained(folder)
+    ears = WhisperFeatureExtractor(config.num_mel_bins, chunk_length=config.max_source_positions // _PLACES_A_SECOND)
+    WhisperProcessor(ears, tokenizer).save_pretrained(folder)
 
 
 def _read(file: Path) -> Weights:

@@ -18,6 +18,7 @@ from relax.data.tokenizer import load_tokenizer
 from relax.errors import DataError, ModelError
 from relax.models.ctranslate2 import convert_whisper
 from relax.models.folder import read_model_folder
+from relax.models.forward import make_forward
 from relax.models.whisper_processor import WhisperReader, load_processor
 from tests.omni_prompts import image, messages, sound
 
@@ -193,6 +194,17 @@ def test_a_converted_folder_is_the_same_model(case, source, tmp_path) -> None:
     processor = WhisperReader(tmp_path / "out")
     assert processor.tokenizer("seven").input_ids == case.own.tokenizer("seven").input_ids
     assert processor.tokenizer.pad_token_id == processor.tokenizer.eos_token_id
+
+
+def test_a_shorter_window_is_heard_as_the_beginning_of_the_longer_one(source, tmp_path) -> None:
+    convert_whisper(source.folder, tmp_path / "out", window_s=1)
+    model, reader = WhisperForConditionalGeneration.from_pretrained(tmp_path / "out"), WhisperReader(tmp_path / "out")
+    places = model.model.encoder.embed_positions.weight
+    assert torch.equal(places, source.model.model.encoder.embed_positions.weight[:50])
+    heard = reader.prepare(rendered(reader, sound(1.0)), [sound(1.0)])
+    assert make_forward(model).encode(heard.features)[0][0].shape == (4, 50, 16)
+    with pytest.raises(DataError, match=r"lasts 1\.1 s, and the model hears 1 s"):
+        reader.prepare(rendered(reader, sound(1.1)), [sound(1.1)])
 
 
 def test_what_is_no_whisper_or_not_whole_is_refused(source, tmp_path) -> None:
