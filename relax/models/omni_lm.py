@@ -138,7 +138,7 @@ class OmniForward:
         return pixels.flatten(1)
 
     def _heard(self, features: Features) -> Tensor:
-        given = self._send(features[_KINDS["audio"]])
+        given = _view(features[_KINDS["audio"]]).to(self._text.embed_tokens.weight.device)
         sounds = torch.split(given, as_tensor(features["audio_lengths"]).tolist())
         # A sound that is padded to a longer one beside it is heard otherwise: a turn's are not padded to those of a later one.
         turns = torch.split(torch.arange(len(sounds)), as_tensor(features.get("audio_passes", [len(sounds)])).tolist())
@@ -277,9 +277,6 @@ class OmniForward:
                 layer.masked_scatter(mask, deep.to(x.dtype)) for layer, deep in zip(layers, encoded.deep[kind], strict=False)
             ]
         return x, layers
-
-    def _send(self, values: Any) -> Tensor:
-        return as_tensor(values).to(self._text.embed_tokens.weight.device)
 
 
 def media_token_id(config: Any, kind: str) -> int | None:
