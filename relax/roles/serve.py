@@ -310,6 +310,7 @@ def with_lent(request: GenerateRequest) -> GenerateRequest:
 
 
 def with_borrowed(request: GenerateRequest) -> GenerateRequest:
+    """The request as it was, in the engine's process. Raises `EngineError` when whoever sent it is gone."""
     try:
         features = {name: borrow(lent) if isinstance(lent, Loan) else lent for name, lent in request.features.items()}
     except OSError as error:
