@@ -59,6 +59,7 @@ def pack_array(array: NDArray[Any], place: Place) -> list[Any]:
 
 
 def is_lent(packed: list[Any]) -> bool:
+    """Whether the array of this description stays where it lies."""
     return bool(packed) and packed[0] == _LENT
 
 
