@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.dlpack import from_dlpack
 
 from relax.errors import ModelError
 from relax.models.causal_lm import Attend, use_flat_attention
@@ -306,7 +307,7 @@ def _host(values: Any) -> Tensor | None:
 
 def _view(values: Any) -> Tensor:
     """What nobody writes to, also of arrays that are read-only."""
-    return torch.from_dlpack(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
+    return from_dlpack(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
 
 
 def as_tensor(values: Any) -> Tensor:
