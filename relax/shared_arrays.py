@@ -64,13 +64,18 @@ def place(arrays: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Placed], int, i
     for name, values in arrays.items():
         placed[name] = Placed(values.dtype.str, list(values.shape), end)
         end += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
-    fd = _new_memory(end)
-    if end:
-        with mmap.mmap(fd, end) as memory:
-            for name, values in arrays.items():
-                target = np.ndarray(values.shape, values.dtype, memory, placed[name].offset)
-                np.copyto(target, values)
-                del target  # or the memory cannot be closed
+    fd = _new_memory()
+    try:
+        _make_room(fd, end)
+        if end:
+            with mmap.mmap(fd, end) as memory:
+                for name, values in arrays.items():
+                    target = np.ndarray(values.shape, values.dtype, memory, placed[name].offset)
+                    np.copyto(target, values)
+                    del target  # or the memory cannot be closed
+    except OSError:
+        os.close(fd)
+        raise
     return placed, end, fd
 
 
@@ -107,6 +112,8 @@ def borrow(loan: Loan) -> NDArray[Any]:
     try:
         if os.fstat(fd).st_ino != loan.inode:
             raise FileNotFoundError(f"process {loan.pid} has freed the shared memory of an array")
+        if loan.offset < 0 or min(loan.shape, default=0) < 0:  # which numpy does not look at, or takes for a question
+            raise ValueError(f"no array lies in shared memory at {loan}")
         return np.ndarray(loan.shape, np.dtype(loan.dtype), Memory.at(fd), loan.offset)
     except TypeError as error:  # numpy's own word for what lies outside of the memory
         raise ValueError(f"no array lies in shared memory at {loan}: {error}") from error
@@ -114,17 +121,18 @@ def borrow(loan: Loan) -> NDArray[Any]:
         os.close(fd)
 
 
-def _new_memory(size: int) -> int:
-    """The file descriptor of so many bytes that no name leads to."""
+def _new_memory() -> int:
+    """The file descriptor of memory that no name leads to, empty as yet."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("relax-arrays")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+        return os.memfd_create("relax-arrays")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _make_room(fd: int, size: int) -> None:
     os.truncate(fd, size)
     if size and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)  # takes the pages now: without it a lack of memory would kill whoever writes to them
-    return fd
 
 
 @cache

@@ -14,7 +14,7 @@ from relax.bus.groups import Group
 from relax.bus.packing import Bytes, Fetch, pack, pack_array, unpack, unpack_arrays
 from relax.bus.sessions import Session
 from relax.bus.wire import SPARE_LIMIT, Outbox, part
-from relax.errors import BusError
+from relax.errors import BusError, StaleHandle
 from relax.types import Column, Ragged, WeightManifest
 
 Answer = tuple[Any, bytes]
@@ -102,7 +102,10 @@ class Operations:
     ) -> Answer:
         size = session.size_of(block)
         fetch = self._fetch(session, payload, block)
-        arrays = unpack_arrays(shared, fetch)
+        try:
+            arrays = unpack_arrays(shared, fetch)
+        except StaleHandle as error:  # to who waits for an answer that would mean that the ticket is void
+            raise BusError(f"group {issue}: what its client lent is not to be found: {error}") from error
         row_ids = await self._core.put_group(issue, _unpack(columns, fetch), wait_s, arrays)
         session.tickets.discard(issue)
         return [row_ids, self._spare(session, size)], b""

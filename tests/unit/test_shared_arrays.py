@@ -77,7 +77,20 @@ def test_only_what_is_worth_it_is_lent() -> None:
     assert lend(shared["pixels"].T) is None, "a loan says nothing of strides"
 
 
-@pytest.mark.parametrize("wrong", [{"shape": [1 << 20]}, {"offset": 1 << 20}, {"dtype": "O"}])
+def test_without_room_nothing_stays_open(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    before = num_open()
+    with pytest.raises(OSError, match="No space"):
+        share({"pixels": PIXELS})
+    assert num_open() == before
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shape": [1 << 20]}, {"shape": [-1]}, {"offset": 1 << 20}, {"offset": -64}, {"shape": ["a"]}, {"dtype": "O"}]
+)
 def test_a_loan_of_no_array_is_refused(wrong) -> None:
     shared = share({"pixels": PIXELS})
     loan: Loan = lend(shared["pixels"])

@@ -236,6 +236,20 @@ async def test_a_claim_whose_groups_were_dropped_on_the_way_is_made_again(ready,
         await bus.close()
 
 
+async def test_what_the_queue_cannot_map_is_no_void_ticket(monkeypatch, ready, group):
+    """A producer whose arrays the queue does not find, as in another container, would else go on without a word."""
+    async with BusServer(Core(LIMITS)) as server:
+        await ready(server.core)
+        bus = await connect(server.address)
+        (ticket,) = await bus.admit(1, 1.0)
+        elsewhere = lend(share({"pixel_values": np.zeros(1 << 15)})["pixel_values"])  # is let go at once
+        monkeypatch.setattr("relax.bus.packing.lend", lambda _: elsewhere)
+        with pytest.raises(BusError, match=f"group {ticket.issue}: .*pixel_values") as caught:
+            await bus.put_group(ticket.issue, group(0), 1.0, {"pixel_values": np.zeros(1 << 15)})
+        assert type(caught.value) is BusError
+        await bus.close()
+
+
 async def _kept(call, answers: list):
     answers.append(await call)
     return answers[-1]
