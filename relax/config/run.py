@@ -85,6 +85,11 @@ class RunConfig(Section):
             roots["eval.reward"] = self.eval.reward
         return roots
 
+    @property
+    def has_media(self) -> bool:
+        """Whether rows of training or evaluation have images, sounds or videos."""
+        return self.data.media is not None or (self.eval is not None and self.eval.data.media is not None)
+
     @model_validator(mode="after")
     def _find_the_judges(self) -> "RunConfig":
         for key, root in self.rewards.items():

@@ -39,7 +39,7 @@ class InProcessRuntime:
         self._ended: dict[str, asyncio.Task[None]] = {}  # roles that were ended, and the end of their work
         self._disturbances: dict[str, Disturbance] = {}
         self._run_dir = Path()
-        self._pages = Pages(self._answer)
+        self._pages = Pages(self._answer, with_media=config.has_media)
         self._services: dict[str, str] = {}
 
     @property

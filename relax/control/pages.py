@@ -14,19 +14,20 @@ Answer = Callable[[str, str, str, bytes], Awaitable[Reply]]
 """`answer(role, method, page, body)`."""
 
 _HOST = "127.0.0.1"
-_MAX_BODY_BYTES = 2 << 30  # videos may come with a request
+_MAX_BODY_BYTES = 64 << 20
+_MAX_MEDIA_BYTES = 2 << 30  # where videos may come with a request
 
 
 class Pages:
-    """Serves what `answer` says, from `start` to `stop`."""
+    """Serves what `answer` says, from `start` to `stop`. `with_media`: requests may bring images, sounds and videos along."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, answer: Answer, *, with_media: bool = False) -> None:
+        self._answer, self._max_body_bytes = answer, _MAX_MEDIA_BYTES if with_media else _MAX_BODY_BYTES
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int) -> str:
         """Listens on `port`, 0 for a free one; returns the URL. Raises `ConfigError` when the port is taken."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(client_max_size=self._max_body_bytes)
         app.router.add_route("*", "/{role}/{page:.*}", self._serve)
         # who hangs up wants no answer any more
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)

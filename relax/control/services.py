@@ -18,7 +18,7 @@ class Services:
     def __init__(self, config: RunConfig, bus: TransferQueue) -> None:
         self._config, self._bus = config, bus
         self._tasks: dict[str, RoleTask] = {}
-        self._pages = Pages(self._answer)
+        self._pages = Pages(self._answer, with_media=config.has_media)
 
     async def start(self) -> dict[str, str]:
         """Where the roles are, by name: none where no reward asks any."""

@@ -56,6 +56,21 @@ async def test_a_role_says_what_it_was_asked_and_every_role_its_status(url: str)
         assert (status, said["role"], said["activity"]) == (200, role, "starting")
 
 
+async def test_a_request_is_as_large_as_it_may_be_and_no_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax.control.pages._MAX_BODY_BYTES", 100)
+    monkeypatch.setattr("relax.control.pages._MAX_MEDIA_BYTES", 1000)
+
+    async def answer(role: str, method: str, page: str, body: bytes) -> Reply:
+        return 200, {"bytes": len(body)}
+
+    for with_media, status in ((False, 413), (True, 200)):
+        pages = Pages(answer, with_media=with_media)
+        url = await pages.start(0)
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/judge/generate", data=b"x" * 500) as said:
+            assert said.status == status
+        await pages.stop()
+
+
 async def test_what_cannot_be_said_is_an_answer_as_well(url: str) -> None:
     status, said = await ask("POST", f"{url}/plain/generate")
     assert (status, said) == (404, {"error": "no such page: GET /plain/status"})
