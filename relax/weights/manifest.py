@@ -63,12 +63,13 @@ def check_manifest(manifest: WeightManifest) -> None:
 
 
 def canary_difference(manifest: WeightManifest, logprobs: Sequence[float]) -> float:
-    """How far a receiver's log-probs of the canary lie from the trainer's: the median over its tokens, NaN if one is NaN.
+    """How far a receiver's log-probs of the canary lie from the trainer's: the largest difference but one, NaN if one is NaN.
 
-    Not the largest: where a model is nearly singular, rounding alone moves the log-prob of one token a hundred times as far as
-    those of others. Weights that are not what the receiver computes with move them all.
+    But one: where a model is nearly singular, rounding alone can move the log-prob of a token a hundred times as far as those
+    of others. Weights that are not what the receiver computes with, a single expert's among them, move more than one.
     """
-    return float(np.median(np.abs(np.subtract(logprobs, manifest.canary_logprobs))))
+    apart = np.abs(np.subtract(logprobs, manifest.canary_logprobs))
+    return float(np.nan if np.isnan(apart).any() else np.sort(apart)[-2:][0])
 
 
 def spans(buckets: Buckets) -> list[tuple[int, int]]:

@@ -77,7 +77,7 @@ async def test_a_bad_version_is_refused_and_changes_nothing(spoil, use_fused, st
     assert await answer(engine) != before
 
 
-@pytest.mark.parametrize(("num_far", "is_taken"), [(1, True), (5, False)])
+@pytest.mark.parametrize(("num_far", "is_taken"), [(1, True), (2, False)])
 async def test_rounding_at_one_token_is_no_other_model(num_far, is_taken, start, publish):
     engine, manifest = await start(), publish(build("qwen3", seed=1), 1)
     far = [value + (3e-4 if place < num_far else 0.0) for place, value in enumerate(manifest.canary_logprobs)]
