@@ -101,7 +101,11 @@ class LocalEngine:
         check_request(request, self._policy.max_context, self._policy.vocab_size, self._policy.media_ids)
 
     def _read_media(self, request: GenerateRequest) -> PromptMedia | None:
-        if self._policy.omni is None or not request.features:
+        if self._policy.omni is None:
+            return None
+        if not request.features:
+            if self._policy.omni.hears_throughout:  # else it would be an error of the pass, and of all who are in it
+                raise RequestError(f"request {request.request_id!r} has no sound, and the model writes down what it hears")
             return None
         try:
             return PromptMedia(*self._policy.omni.positions(request.prompt_ids, request.features))

@@ -141,6 +141,7 @@ async def test_requests_at_fault_are_refused_and_the_engine_goes_on(case, start)
     running, prompt = await start(), case.prompts[0]
     for call, message in (
         (replace(request("a", prompt), features={}), "no media"),
+        (replace(request("e", prompt), prompt_ids=[1, 2, 3], features={}), "has no sound"),
         (replace(request("b", prompt), features={"input_features": np.zeros((1, 20, 50), np.float32)}), r"given \[1, 20, 50\]"),
         (replace(request("c", prompt), prompt_ids=list(range(128))), "the context is 128"),
     ):
