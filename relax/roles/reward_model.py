@@ -58,12 +58,13 @@ class RewardModel(Role):
 
         settings, config = self._settings, self.config
         is_chat = config.data.chat_template or (config.eval is not None and config.eval.data.chat_template)
-        self._scorer = await asyncio.to_thread(RewardScorer, settings, renders_chat=is_chat)
-        if settings.label >= self._scorer.num_labels:
-            labels = f"{self._scorer.num_labels} label(s), counted from 0"
+        scorer = await asyncio.to_thread(RewardScorer, settings, renders_chat=is_chat)
+        if settings.label >= scorer.num_labels:
+            labels = f"{scorer.num_labels} label(s), counted from 0"
             raise ModelError(f"reward.label = {settings.label}: {settings.model.path} has {labels}")
         if self._shown is not None:
             await self._show(self._shown)
+        self._scorer = scorer  # from here on it answers: not before, or what it sees would be scored unseen
 
     async def _show(self, shown: ShownMedia) -> None:
         self._kinds = read_model_folder(self._settings.model).media

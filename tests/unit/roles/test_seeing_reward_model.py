@@ -1,5 +1,6 @@
 """A reward model that sees: rewards are transformers' own for each picture, however they are asked for together."""
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from relax.config import make_config
 from relax.rewards.media import as_request
 from relax.roles.reward_model import RewardModel
 from relax.roles.role import RoleTask
+from relax.roles.shown_media import PreparedMedia
 
 pytestmark = pytest.mark.usefixtures("media_here")
 SAID = ["red", "blue, I would say", "no"]
@@ -101,6 +103,22 @@ def of_transformers(folder: Path, picture: Path | None, response: str) -> float:
     score = load_file(folder / "model.safetensors")["score.weight"]
     with torch.no_grad():
         return float((model(**given).last_hidden_state[0, -1] @ score.T)[1])
+
+
+async def test_nothing_is_scored_before_it_can_be_shown(
+    folder: Path, tmp_path: Path, pictures: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = RoleTask(RewardModel(config_of(folder, tmp_path), Bus()))  # type: ignore[arg-type]
+    items = [{"prompt": chat({"type": "image", "path": str(pictures["red"])}), "response": "red"}]
+    said: list[int] = []
+
+    async def start(_: PreparedMedia) -> None:
+        said.append((await asyncio.wait_for(task.answer("POST", "score", json.dumps({"items": items}).encode()), 5))[0])
+
+    monkeypatch.setattr(PreparedMedia, "start", start)
+    await task.start()
+    await task.stop()
+    assert said == [503]
 
 
 async def test_rewards_are_those_of_transformers_for_each_picture(
