@@ -60,7 +60,7 @@ class AudioConfig(ModalitySection):
 class VideoConfig(ModalitySection):
     """Videos: uint8 RGB frames at even times, with the times at which they are shown."""
 
-    fps: float = Field(2.0, gt=0)
+    fps: float = Field(2.0, ge=1e-3, le=1e4)
     """Frames taken per second."""
     max_frames: int = Field(64, ge=1)
     """Most frames of one video; longer ones give fewer per second."""

@@ -79,7 +79,7 @@ def read_messages(raw: Sequence[Any], column: str, *, with_media: bool = False) 
         kept = {str(name): value for name, value in message.items() if value is not None}  # parquet fills in null
         if "role" not in kept and "from" in kept:
             speaker = kept.pop("from")
-            kept |= {"role": SPEAKERS.get(speaker, speaker), "content": kept.pop("value", None)}
+            kept |= {"role": SPEAKERS.get(str(speaker), speaker), "content": kept.pop("value", None)}
         role = kept.get("role")
         if role not in ROLES:
             near = difflib.get_close_matches(str(role), [*ROLES, *SPEAKERS], 1, 0.6)

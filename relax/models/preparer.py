@@ -148,6 +148,9 @@ def load_reader(
 
     def read(messages: Sequence[Mapping[str, Any]], items: Sequence[Decoded]) -> dict[str, NDArray[Any]]:
         made = processor.prepare(renderer.rendered(messages), items)
+        for name, array in made.features.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():  # of sounds far beyond full scale, for example
+                raise DataError(f"the model's processor makes NaN or infinity of its media (in {name})")
         runs = np.asarray([(run.start, run.length) for run in made.expansions], np.int64).reshape(-1, 2)
         media_ids = np.asarray(sorted(processor.token_ids.values()), np.int64)
         features = without_repeats(made.features, processor.frames_per_patch)

@@ -125,7 +125,7 @@ def read_part(part: Mapping[str, Any]) -> Part | None:
     kind = part.get("type")
     if kind in ("text", "input_text"):
         return {"type": "text", "text": str(part.get("text") or "")}
-    if kind not in PART_KINDS:
+    if not isinstance(kind, str) or kind not in PART_KINDS:
         return None
     names = (kind, PART_KINDS[kind], "url", "path", "base64", "bytes")
     name = next((name for name in names if part.get(name) is not None), None)

@@ -38,7 +38,7 @@ def read_video(file: BinaryIO, config: MediaConfig) -> Video:
     with open_container(file) as container:
         index = _read_index(container, config)
         has_audio = bool(container.streams.audio)
-        start, duration = float(index.shown[0]), float(index.shown[-1] - index.shown[0]) + index.interval_s
+        start, duration = float(index.shown[0]), index.duration_s
         check_whole(file, container, _stream(container, config), duration, start)
     most = min(settings.max_frames, len(index.shown))
     wanted = max(1, math.ceil(duration * settings.fps - 1e-3))
@@ -52,7 +52,8 @@ def read_video(file: BinaryIO, config: MediaConfig) -> Video:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The packets of a video in the order in which they are decoded: `times [P]` in seconds, `is_key [P]`, `is_shown [P]`.
+    """The packets of a video in the order in which they are decoded: `times [P]` in seconds, `is_key [P]`, `is_shown [P]`,
+    `lasting [P]`: seconds as the file has them, 0 where it does not say.
 
     `is_counted`: the file has no times, and these are numbers of frames over the rate.
     """
@@ -61,6 +62,7 @@ class _Index:
     is_key: NDArray[np.bool_]
     is_shown: NDArray[np.bool_]
     is_counted: bool
+    lasting: Times
 
     @property
     def shown(self) -> Times:
@@ -71,6 +73,12 @@ class _Index:
     def interval_s(self) -> float:
         """What most frames last."""
         return float(np.median(np.diff(self.shown))) if self.is_shown.sum() > 1 else FRAME_S
+
+    @property
+    def duration_s(self) -> float:
+        """From the first frame to the end of the last one, which may stand longer than others: slides, recorded screens."""
+        last = np.argmax(np.where(self.is_shown, self.times, -np.inf))
+        return float(self.times[last] - self.shown[0]) + max(self.interval_s, float(self.lasting[last]))
 
     def shown_at(self, instants: Times) -> Times:
         """When the frames came on that are shown at `instants`."""
@@ -104,12 +112,14 @@ def _read_index(container: InputContainer, config: MediaConfig) -> _Index:
     _check_size(stream.codec_context.width, stream.codec_context.height, config)
     base = float(stream.time_base or 0)
     stamps: list[int | None] = []
+    lasting: list[float] = []
     flags: list[tuple[bool, bool]] = []
     first: int | None = None
     for packet in container.demux(stream):
         if packet.size == 0:  # the end
             break
         stamps.append(packet.pts)
+        lasting.append((packet.duration or 0) * base)
         flags.append((packet.is_keyframe, not packet.is_discard))
         first = packet.pts if first is None else first
         if len(stamps) > MOST_PACKETS:
@@ -125,8 +135,8 @@ def _read_index(container: InputContainer, config: MediaConfig) -> _Index:
         is_shown = is_shown & (np.arange(len(times)) >= begin) & (times >= times[begin])
     if not is_shown.any():
         raise Unreadable("it has no frames")
-    index = _Index(times, is_key, is_shown, is_counted)
-    if index.shown[-1] - index.shown[0] > limit_s:
+    index = _Index(times, is_key, is_shown, is_counted, np.array(lasting))
+    if index.duration_s > limit_s:
         raise Unreadable(_too_long(limit_s))
     return index
 

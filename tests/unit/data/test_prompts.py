@@ -93,6 +93,7 @@ BAD_ROWS = [
     ),
     ('{"prompt": [{"role": "human", "content": "x"}]}', "did you mean 'user'?"),
     ('{"prompt": [{"content": "x"}]}', "has the role None"),
+    ('{"prompt": [{"from": ["human"], "value": "x"}]}', "has the role ['human']"),
     ('{"prompt": [{"role": "user", "content": 5}]}', "message 1 must have a text as content"),
     ('{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}', "only text can be rendered"),
     ('{"prompt": [{"role": "assistant", "content": "x"}]}', "the last message is the assistant's"),

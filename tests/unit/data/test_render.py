@@ -130,3 +130,9 @@ def test_tokenizers_come_from_folders_only(tmp_path: Path) -> None:
         load_tokenizer(ModelConfig(path=str(broken)))
     byte_tokenizer().save_pretrained(tmp_path / "good")
     assert load_tokenizer(ModelConfig(path=str(tmp_path), tokenizer_path=str(tmp_path / "good"))).eos_token_id == END
+
+
+def test_half_a_surrogate_pair_in_any_message_is_refused() -> None:
+    for messages in ((assistant("\ud800"), user("x")), ({"role": "system", "content": "\udfff"}, user("x"))):
+        with pytest.raises(DataError, match=r"p: .* half a surrogate pair, '.ud"):
+            renderer().prompt_ids(Prompt("p", messages=messages))

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from relax.config.data import DataSection
 from relax.config.media import MediaConfig
 from relax.config.model import ModelConfig
+from relax.data.media.decoded import Audio
 from relax.data.media.pool import MediaStats, Prepared
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
@@ -122,3 +123,10 @@ def test_a_model_that_does_not_hear_is_refused_where_videos_are_to_be_heard(tiny
     assert prompt.features["video_is_heard"].tolist() == [1]
     of_media = sum(token in prompt.media_ids for token in prompt.ids)
     assert [len(run) for run in prompt.runs] == [of_media + 2], "frames and sound, between the sound's marks"
+
+
+def test_a_sound_of_which_a_processor_makes_nan_is_refused(tiny_omni: Callable[[str], Path]) -> None:
+    read = load_reader(folder=str(tiny_omni("qwen3_omni")), trust_remote_code=False, system_prompt=None, template_options={})
+    sound = Audio(np.tile(np.array([3e38, -3e38], np.float32), 4000), 16_000)
+    with pytest.raises(DataError, match="NaN or infinity of its media"):
+        read(messages(sound, "What?"), [sound])

@@ -324,3 +324,14 @@ def test_a_damaged_frame_that_is_wanted_is_an_error() -> None:
     content[len(content) // 2 : len(content) // 2 + 40] = b"\xff" * 40
     with pytest.raises(Unreadable, match=r"the frame at 1\.[45]0 s is damaged"):
         video(bytes(content), fps=10)
+
+
+def test_a_last_frame_that_stands_long_is_a_part_of_the_video() -> None:
+    first, *others = [Pillow.new("L", (6, 4), level) for level in (0, 80, 160)]
+    found = video(
+        encoded(first, "GIF", save_all=True, append_images=others, duration=[1000, 1000, 8000]), max_frames=5, fps=0.5
+    )
+    assert [int(frame[0, 0, 0]) for frame in found.frames] == [0, 160, 160]
+    assert found.fps == pytest.approx(3 / 10)
+    with pytest.raises(Unreadable, match=r"video\.seconds_limit"):
+        video(encoded(first, "GIF", save_all=True, append_images=others, duration=[1000, 1000, 8000]), seconds_limit=9)

@@ -315,3 +315,9 @@ def test_next_qa_rows_are_read_by_their_layout(folder: Path) -> None:
     assert prompt.messages[0]["content"] == [VIDEO, text(listed)]
     assert prompt.answer == "C"
     assert names(prompt) == ["7.mp4"]
+
+
+def test_a_part_of_no_kind_is_a_bad_row(folder: Path) -> None:
+    for kind in (["image"], {"a": 1}, None, 3):
+        with pytest.raises(BadRow, match="only text can be rendered"):
+            read(folder, {"prompt": [{"role": "user", "content": [{"type": kind, "path": "a.png"}]}]})
