@@ -148,7 +148,9 @@ def _step(config: RunConfig, model: ModelFolder | None) -> Rows:
     generated, computed = samples * rollout.max_new_tokens, samples * longest
     yield "tokens", f"at most {generated:,} generated" + (f", {computed:,} with prompts" if model else "")
     budget = train.max_tokens_per_micro_batch
-    if model:
+    if config.data.media is not None:
+        yield "micro-batches", f"of {budget} tokens, those included that encoding media costs as much as"
+    elif model:
         yield (
             "micro-batches",
             f"at most {max(1, -(-computed // budget))} of {budget} tokens when all samples have the longest length",

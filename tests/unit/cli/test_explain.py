@@ -30,6 +30,12 @@ def test_samples_and_bounds_are_worked_out(small_run):
     assert lines["whole run"] == "10 steps, 320 samples"
 
 
+def test_micro_batches_are_counted_where_tokens_are_all_that_fills_them(small_run):
+    assert _lines(small_run)["micro-batches"].startswith("at most ")
+    seeing = _lines(small_run, "data.media.num_workers=1")["micro-batches"]
+    assert seeing == "of 8192 tokens, those included that encoding media costs as much as"
+
+
 def test_on_policy_is_said_in_words(small_run):
     assert _lines(small_run, "rollout.max_staleness=0")["bound"].startswith("0: every sample")
 
