@@ -25,7 +25,7 @@ DEMO_MODEL := $(shell awk -F '"' '/^\[/{table=$$0} table=="[model]" && /^path/{p
 MARKS ?= not slow and not gpu
 PYTEST_ARGS ?=
 # Quick ones on both of two cores; whole runs one at a time, since they fill the machine.
-QUICK_TESTS := $(wildcard tests/rules tests/unit tests/simulation)
+QUICK_TESTS := $(wildcard tests/rules tests/unit tests/processes tests/simulation)
 WHOLE_RUNS := $(wildcard tests/ray tests/e2e)
 
 # One thread a process: several share the cores, and spinning threads would slow one another down. Nothing is downloaded. What is
@@ -58,7 +58,7 @@ demo: $(STAMP)  ## train a tiny model on arithmetic, start to end (DEMO_ARGS="tr
 	@test -f "$(DEMO_MODEL)/config.json" || $(BIN)/relax sft $(DEMO_DIR)/sft.toml
 	@$(BIN)/relax train $(DEMO_DIR)/run.toml $(DEMO_ARGS) --overwrite
 
-test: check-code  ## lint, types, rules, unit, simulation, Ray and end-to-end tests, without the slow ones
+test: check-code  ## lint, types, rules, unit, process, simulation, Ray and end-to-end tests, without the slow ones
 	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" -n 2 --dist worksteal $(PYTEST_ARGS) $(QUICK_TESTS)
 	$(QUIET) $(BIN)/python -m pytest -m "$(MARKS)" $(PYTEST_ARGS) $(WHOLE_RUNS)
 

@@ -22,7 +22,7 @@ from relax.rewards.sum import WeightedSum
 from relax.rewards.tree import RewardTree
 from relax.types import Outcome, Prompt
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2]  # of rewards_under_test.py
 FORM = {"type": "format", "pattern": r".*\\boxed.*"}
 ROW = Prompt("p:1", text="1+1", answer="2", metadata={"rm_type": "maths"})
 VALUES = st.lists(st.none() | st.floats(-100, 100), min_size=1, max_size=8)

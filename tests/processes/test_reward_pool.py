@@ -18,7 +18,7 @@ from relax.rewards.table import make_scorer
 from relax.types import Outcome, Prompt
 
 PROMPT = Prompt("p:1", messages=({"role": "user", "content": "1+1=?"},), answer="2", metadata={"level": 1})
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]  # of rewards_under_test.py
 
 
 @pytest.fixture(autouse=True)

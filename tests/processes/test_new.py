@@ -65,7 +65,7 @@ def test_a_new_run_file_is_valid_and_named(tmp_path: Path) -> None:
 
 def test_what_is_written_passes_the_lint_of_the_repository_it_is_made_in(tmp_path: Path) -> None:
     written = [path for kind in ("reward", "data", "algorithm") for path in new(kind, f"linted_{kind}", tmp_path)]
-    settings = ["--no-cache", "--config", str(Path(__file__).parents[3] / "pyproject.toml")]
+    settings = ["--no-cache", "--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     for verb in (["check"], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *verb, *settings, *map(str, written)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
