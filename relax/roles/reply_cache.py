@@ -16,10 +16,12 @@ class _Asked(Generic[Reply]):
 
 
 class ReplyCache(Generic[Reply]):
-    """The `num_entries` most recently used replies, by key. Failures are not kept."""
+    """The `num_entries` most recently used replies, by key, those before the newest as long as all have at most `max_bytes`, of
+    which `size` is a reply's own. Failures are not kept."""
 
-    def __init__(self, num_entries: int) -> None:
-        self._num_entries = num_entries
+    def __init__(self, num_entries: int, max_bytes: int = 0, size: Callable[[Reply], int] = lambda _: 0) -> None:
+        self._num_entries, self._max_bytes, self._size = num_entries, max_bytes, size
+        self._num_bytes = 0
         self._kept: OrderedDict[bytes, Reply] = OrderedDict()
         self._asked: dict[bytes, _Asked[Reply]] = {}
 
@@ -51,8 +53,9 @@ class ReplyCache(Generic[Reply]):
 
     def _keep(self, key: bytes, reply: Reply) -> None:
         self._kept[key] = reply
-        while len(self._kept) > self._num_entries:
-            self._kept.popitem(last=False)
+        self._num_bytes += self._size(reply)
+        while len(self._kept) > self._num_entries or (self._num_bytes > self._max_bytes and len(self._kept) > 1):
+            self._num_bytes -= self._size(self._kept.popitem(last=False)[1])
 
 
 async def _await(ask: Callable[[], Awaitable[Reply]]) -> Reply:

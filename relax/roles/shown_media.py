@@ -22,7 +22,7 @@ from relax.models.preparer import ReadyPrompt, open_pool
 from relax.roles.reply_cache import ReplyCache
 from relax.types import Media, Prompt
 
-_KEPT = 16  # sets of media: what comes of a group is asked about at about the same time
+_KEPT, _KEPT_BYTES = 16, 1 << 30  # sets of media: what comes of a group is asked about at about the same time
 
 Message = Mapping[str, Any]
 
@@ -73,7 +73,7 @@ class PreparedMedia:
         pool = open_pool(model, DataSection(media=config), shown.spool)
         assert pool is not None, "media are read"
         self._pool = pool
-        self._kept = ReplyCache[ReadyPrompt](_KEPT)
+        self._kept = ReplyCache[ReadyPrompt](_KEPT, _KEPT_BYTES, _num_bytes)
 
     async def start(self) -> None:
         """Starts the workers. Raises `ConfigError` when packages or the model's processor are missing."""
@@ -101,3 +101,7 @@ def _only(message: Message, kinds: Collection[str]) -> Message:
     if isinstance(message["content"], str):
         return message
     return {**message, "content": [part for part in message["content"] if part["type"] in ("text", *kinds)]}
+
+
+def _num_bytes(ready: ReadyPrompt) -> int:
+    return sum(array.nbytes for array in ready.features.values())

@@ -46,6 +46,17 @@ async def test_the_least_recently_used_reply_goes() -> None:
     assert len(cache) == 2
 
 
+async def test_large_replies_go_earlier_but_for_the_newest() -> None:
+    cache, source = ReplyCache[str](9, 3, len), Source()
+    source.go.set()
+    sizes = []
+    for key, reply in ((b"a", "x"), (b"b", "xx"), (b"c", "x"), (b"d", "x" * 9), (b"e", "x")):
+        source.reply = reply
+        await cache.get(key, source)
+        sizes.append(len(cache))
+    assert sizes == [1, 2, 2, 1, 1]
+
+
 async def test_a_failure_is_everybodys_who_waits_and_is_not_kept() -> None:
     cache, source = ReplyCache[str](2), Source()
     source.error = ValueError("no")
