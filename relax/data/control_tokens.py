@@ -18,6 +18,7 @@ from relax.errors import DataError
 _PRIVATE = range(0xE000, 0xF8F0)  # code points that mean nothing to anybody
 _TOKEN = "\uf8fe"  # which stands for the token before a text
 _MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)  # some tokenizers add line breaks and words as well
+_HALF = re.compile("[\ud800-\udfff]")  # JSON can write one, UTF-8 cannot
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class ControlTokens:
         text = rendered.text
         if not text:
             return []
+        if half := _HALF.search(text):
+            raise DataError(f"half of a surrogate pair at character {half.start()}, {half[0]!a}, is not text")
         is_spelled = any(character in text for character in rendered.hidden)
         if is_spelled and not getattr(self._tokenizer, "is_fast", False):
             raise self._refusal(rendered)

@@ -153,12 +153,6 @@ class Renderer:
             )
         except Exception as error:  # templates are programs: jinja's own errors, and whatever else one raises
             raise DataError(f"{key}: the chat template refuses these messages: {type(error).__name__}: {error}") from error
-        try:
-            str(rendered).encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{key}: its messages hold half a surrogate pair, {error.object[error.start]!a}, not text"
-            ) from error
         return str(rendered)
 
     def _ids(self, rendered: Rendered, key: str) -> list[int]:

@@ -29,6 +29,7 @@ from relax.roles.topology import judge_pool, judges_in_use
 from relax.types import Media
 
 _REPORT_S = 0.2
+_LEAST_TEMPERATURE = 1e-6  # logits over much less are infinite
 TOTALS = tuple(f"genrm/{name}" for name in ("requests", "cached", "failed", "asked_again", "tokens", "answer_s"))
 _PAGES = "POST /genrm/generate, GET /genrm/engines, GET /genrm/health, GET /genrm/status"
 
@@ -190,7 +191,7 @@ def _read(body: bytes) -> _Body:
     """The request. Raises `JudgeError` that says what is wrong with it."""
     try:
         asked = msgspec.json.decode(body, type=_Body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         wanted = (
             '{"messages": [{"role": "user", "content": "..."}], "route": "default", "sampling_params": {"temperature": 0, '
             '"max_new_tokens": 100, "seed": 1, "stop": []}}'
@@ -199,7 +200,11 @@ def _read(body: bytes) -> _Body:
     named = asked.sampling_params
     for what, is_right, wanted in (
         ("messages", bool(asked.messages), "at least one"),
-        ("sampling_params.temperature", named.temperature is None or 0 <= named.temperature < 100, "from 0 to 100"),
+        (
+            "sampling_params.temperature",
+            named.temperature is None or named.temperature == 0 or _LEAST_TEMPERATURE <= named.temperature < 100,
+            f"0, or from {_LEAST_TEMPERATURE:g} to 100",
+        ),
         ("sampling_params.max_new_tokens", named.max_new_tokens is None or named.max_new_tokens >= 1, "at least 1"),
         ("sampling_params.seed", named.seed is None or _is_seed(named.seed), "from 0 to 2^63 - 1"),
         (

@@ -148,10 +148,17 @@ def _give_up(batch: Sequence[_Open]) -> None:
 
 def _read(item: Any) -> _Item:
     prompt, response = item["prompt"], item["response"]
-    is_chat = isinstance(prompt, list) and all(isinstance(message, Mapping) for message in prompt)
+    is_chat = isinstance(prompt, list) and all(map(_is_message, prompt))
     if not isinstance(response, str) or not (isinstance(prompt, str) or is_chat):
         raise TypeError("prompt must be a text or chat messages, and response a text")
     return prompt, response
+
+
+def _is_message(message: Any) -> bool:
+    """Whether it has a text as content, or parts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return all(isinstance(part, Mapping) and isinstance(part.get("text", ""), str) for part in parts)
 
 
 def to_reward(logits: NDArray[np.float32], label: int, scale: str) -> float:

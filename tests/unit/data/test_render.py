@@ -132,7 +132,9 @@ def test_tokenizers_come_from_folders_only(tmp_path: Path) -> None:
     assert load_tokenizer(ModelConfig(path=str(tmp_path), tokenizer_path=str(tmp_path / "good"))).eos_token_id == END
 
 
-def test_half_a_surrogate_pair_in_any_message_is_refused() -> None:
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands() -> None:
     for messages in ((assistant("\ud800"), user("x")), ({"role": "system", "content": "\udfff"}, user("x"))):
-        with pytest.raises(DataError, match=r"p: .* half a surrogate pair, '.ud"):
+        with pytest.raises(DataError, match=r"p: half of a surrogate pair at character \d+, '.ud"):
             renderer().prompt_ids(Prompt("p", messages=messages))
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        renderer().whole_ids("x\ud800")

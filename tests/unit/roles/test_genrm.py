@@ -114,7 +114,12 @@ async def test_a_request_becomes_one_of_the_servers_and_comes_back(monkeypatch: 
             b'{"messages": [{"role": "user", "content": "x"}], "route": "strickt"}',
             "judges default, strict; did you mean 'strict'",
         ),
-        (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"temperature": -1}}', "from 0 to 100"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"temperature": -1}}', "from 1e-06 to 100"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"temperature": 1e-40}}', "0, or from 1e-06"),
+        (
+            b'{"messages": [{"role": "user", "content": ' + b'[{"a":' * 2000 + b"1" + b"}]" * 2000 + b"}]}",
+            "wanted is JSON like",
+        ),
         (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"seed": -1}}', "sampling_params.seed"),
         (b'{"messages": [{"role": "user", "content": "x"}], "sampling_params": {"top_k": 1}}', "unknown field `top_k`"),
         (b"\xff\xfe", "wanted is JSON like"),

@@ -126,7 +126,11 @@ async def test_a_prompt_that_the_template_refuses_is_told(role: RoleTask) -> Non
     assert "the chat template refuses" in rewards[0]["error"]
 
 
-@pytest.mark.parametrize("items", [None, [{"prompt": "x"}], [{"prompt": 3, "response": "y"}], ["x"]])
+@pytest.mark.parametrize(
+    "items",
+    [None, [{"prompt": "x"}], [{"prompt": 3, "response": "y"}], ["x"]]
+    + [[{"prompt": [{"role": "user", **content}], "response": "y"}] for content in ({}, {"content": [3]}, {"content": 3})],
+)
 async def test_a_request_of_another_form_is_refused(role: RoleTask, items: Any) -> None:
     status, said = await ask(role, items)
     assert (status, "wanted" in said["error"]) == (400, True)
@@ -182,3 +186,10 @@ async def test_workers_ask_it_and_wait_for_it_while_it_is_away(judge: Path, role
     assert results[0].value == pytest.approx(expected[0] + 1, abs=1e-5)
     assert results[-1].value is None
     assert "context is 96" in str(results[-1].error)
+
+
+async def test_half_a_surrogate_pair_has_no_reward_and_the_role_goes_on(role: RoleTask) -> None:
+    _, rewards = await ask(role, [{"prompt": "x", "response": "\ud800"}, {"prompt": "x", "response": "y"}])
+    assert "half of a surrogate pair" in rewards[0]["error"]
+    assert isinstance(rewards[1], float)
+    assert role.status()["running"]
