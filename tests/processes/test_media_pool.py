@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,6 +45,15 @@ def trouble(image):
             open(mark, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
     return image
+
+def unlucky():
+    """Dies when it is set up for the second time."""
+    marks = [os.environ["MARKS"] + f"/unlucky{number}" for number in (1, 2, 3)]
+    begun = next(mark for mark in marks if not os.path.exists(mark))
+    open(begun, "w").close()
+    if begun == marks[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return processor()
 
 def processor(factor=1):
     def process(messages, items):
@@ -180,6 +190,19 @@ async def test_a_processor_runs_in_the_worker_and_its_features_come_back(plugins
         assert prepared.features["pixel_values"].shape == (96, 3)
         assert set(prepared.features["pixel_values"].flat) == {6.0, 8.0}
         assert prepared.features["num_messages"].tolist() == [1]
+    finally:
+        await pool.close()
+
+
+async def test_a_worker_that_dies_while_it_is_set_up_again_loses_its_prompt_only(plugins: Path) -> None:
+    pool = MediaPool(MediaConfig(num_workers=1), spool=SPOOL, processor="media_plugins:unlucky")
+    await pool.start()
+    try:
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(DataError, match=r"was lost 2 times \(a media worker could not be set up: .*SIGKILL"):
+            await pool.prepare(prompt("row", image_of(3)))
+        assert set((await pool.prepare(prompt("after", image_of(4)))).features["pixel_values"].flat) == {4.0}
+        assert pool.stats.num_lost_workers == 2
     finally:
         await pool.close()
 

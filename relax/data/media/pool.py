@@ -146,10 +146,10 @@ class MediaPool:
             for _ in range(MAX_TRIES):
                 if self._is_closed:
                     raise DataError(f"{prompt.key}: the media pool was closed before its media were decoded")
-                worker = worker or self._spawn()
                 try:
+                    worker = worker or self._spawn()
                     return self._run(worker, job)
-                except (WorkerLost, TimeoutError) as lost:
+                except (ConfigError, WorkerLost, TimeoutError) as lost:  # ConfigError: lost before it was ready
                     self._forget(worker)
                     worker, how = None, str(lost)
                     if isinstance(lost, TimeoutError):
@@ -177,9 +177,10 @@ class MediaPool:
             worker.kill()
         return worker
 
-    def _forget(self, worker: MediaWorker) -> None:
-        worker.kill()
-        self._workers.discard(worker)
+    def _forget(self, worker: MediaWorker | None) -> None:
+        if worker is not None:
+            worker.kill()
+            self._workers.discard(worker)
         with self._counting:
             self.stats.num_lost_workers += 1
 
