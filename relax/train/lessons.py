@@ -51,6 +51,7 @@ class Lessons:
         self._data, self._read, self._seed = data, read, seed
         self._rows: list[Lesson] = []
         self._bad: set[str] = set()
+        self.last_refusal = ""  # why the last bad row was left out
         if isinstance(data, FileDataConfig):
             self._read_file(data)
             self._size = len(self._rows)
@@ -108,6 +109,7 @@ class Lessons:
         if self._data.on_bad_row == "error":
             raise DataError(f'{why}; data.on_bad_row = "skip" leaves such rows out')
         self._bad.add(place)
+        self.last_refusal = why
 
 
 def _maker(data: ReasoningGymDataConfig | GeneratorDataConfig) -> tuple[MakeRow, str]:
@@ -122,7 +124,7 @@ async def decode(
 ) -> list[Lesson]:
     """Lessons of `rows` with their media, which the sequences of one share; those that are `following` are begun.
 
-    One whose media cannot be read is a bad row. Raises `DataError` for it, or where all of them are left out.
+    One whose media cannot be read is a bad row. Raises `DataError` for it, unless it is left out; so may all of them be.
     """
     shown, later = _shown(lessons), _shown(following)
     asked = [preparer.prepare(prompt, later if prompt is shown[-1] else ()) for prompt in shown]
@@ -141,9 +143,6 @@ async def decode(
             good.append(tuple(map(decoded, lesson)))
         except DataError as bad:
             rows.refuse(next(row.shown.key for row in lesson if row.shown is not None), str(bad))
-            last = bad
-    if lessons and not good:
-        raise DataError(f"none of {len(lessons)} rows that were to be learned next can be read; the last one: {last}")
     return good
 
 

@@ -30,7 +30,7 @@ from relax.data.media.source import Spool
 from relax.data.prompts import media_rows
 from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
-from relax.errors import ConfigError
+from relax.errors import ConfigError, DataError
 from relax.models.folder import longest_sequence, read_model_folder
 from relax.models.preparer import Preparer
 from relax.models.tiny import SIZES, build_tiny_model
@@ -192,7 +192,10 @@ async def _train(
         following = lessons.batch(0, size)
         for step in range(1, last + 1):
             batch, following = following, lessons.batch(step, size) if step < last else []
-            sums = backend.forward_backward(to_batch(await decode(batch, preparer, lessons, following)))
+            learned = await decode(batch, preparer, lessons, following)
+            if not learned:
+                raise DataError(f"none of the {len(batch)} rows of step {step} can be read: {lessons.last_refusal}")
+            sums = backend.forward_backward(to_batch(learned))
             finished = backend.finish_step()
             is_exam = exam is not None and config.eval is not None and (step == last or step % config.eval.every == 0)
             if exam is not None and is_exam:
