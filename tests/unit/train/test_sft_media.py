@@ -2,6 +2,7 @@
 
 import json
 import re
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from relax.config.sft import SFTConfig
 from relax.data.media.source import Spool
 from relax.errors import ConfigError, DataError
 from relax.models.preparer import ReadyPrompt, load_reader
+from relax.train.held_out import HeldOut
 from relax.train.lessons import Lessons, decode, to_batch
 from relax.train.sft import _make_backend, as_run, load_tokenizer, make_reader, run_sft
 
@@ -146,6 +148,27 @@ async def test_rows_whose_media_cannot_be_read_are_left_out_only_if_the_data_may
     assert lessons.num_skipped == 1
     assert await decode([lessons.row(1)], here, lessons) == []
     assert "it is no picture" in lessons.last_refusal
+
+
+async def test_an_evaluation_says_the_same_however_few_rows_it_holds(read, folder, tmp_path, monkeypatch) -> None:
+    rows = [{"prompt": "<image>?", "answer": "red", "label": n % 3 / 2, "images": f"{n % 3}.png"} for n in range(5)]
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    rows.insert(2, rows[0] | {"images": "bad.png"})
+    config, lessons = read({"type": "reward_model", "loss": "squared"}, rows, on_bad_row="skip")
+    here = Here(folder)
+    here.start = here.close = AsyncMock()
+    backend = _make_backend(config, as_run(config, folder), load_tokenizer(as_run(config, folder).model))
+    with torch.no_grad():
+        backend.model.score.weight.normal_(generator=torch.Generator().manual_seed(0))
+    scores = []
+    for at_once in (1, 4, 32):
+        monkeypatch.setattr("relax.train.held_out._AT_ONCE", at_once)
+        scores.append(await HeldOut(lessons, 6, here).score(backend, 0))
+    assert abs(scores[0]) > 1e-3
+    assert scores == pytest.approx([scores[0]] * 3, abs=1e-4)
+    _, bad = read({"type": "reward_model", "loss": "squared"}, rows[2:3], on_bad_row="skip")
+    with pytest.raises(DataError, match=r"eval\.data: none of 1 rows can be read: .*it is no picture"):
+        await HeldOut(bad, 6, here).score(backend, 0)
 
 
 @pytest.mark.slow
