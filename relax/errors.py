@@ -57,6 +57,10 @@ class StaleHandle(BusError):
     """A row, lease or ticket of an earlier incarnation of the core, or one that is already settled."""
 
 
+class GroupTooLarge(BusError):
+    """A group has more bytes than the whole transfer queue may hold."""
+
+
 class WaitTimeout(BusError):
     """A waiting call reached its deadline. `reason` says what it waited for, in words that `status` shows too."""
 

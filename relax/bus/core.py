@@ -39,7 +39,7 @@ from relax.bus.versions import Versions
 from relax.bus.waits import Waits
 from relax.bus.weight_exchange import WeightExchange
 from relax.clock import Clock, MonotonicClock
-from relax.errors import BusError
+from relax.errors import BusError, GroupTooLarge
 from relax.types import Column
 
 
@@ -104,7 +104,7 @@ class Core(WeightExchange):
         """Waits until `size` bytes for group `issue` have room and promises them; row ids if it was put already."""
         self.waits.check_open()
         if size > self.limits.max_bytes:
-            raise BusError(
+            raise GroupTooLarge(
                 f"group {issue} has {size} bytes, the queue holds {self.limits.max_bytes} (services.queue_max_bytes)"
             )
         known = await self.waits.until(

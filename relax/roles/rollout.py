@@ -26,7 +26,7 @@ from relax.data.render import Renderer
 from relax.data.tokenizer import load_tokenizer
 from relax.engines.pool import EnginePool
 from relax.envs.single_turn import play_single_turn
-from relax.errors import BusGone, DataError, EngineError, RoleError, StaleHandle, WaitTimeout
+from relax.errors import BusGone, DataError, EngineError, GroupTooLarge, RoleError, StaleHandle, WaitTimeout
 from relax.models.preparer import Features, Preparer
 from relax.observe.samples import sample_row
 from relax.rewards.pool import RewardPool
@@ -215,8 +215,8 @@ class Rollout(Role):
             errors = [str(sample.metadata.get("error")) for sample in samples if sample.metadata.get("error")]
             await self._failed(issue, f"prompt {prompt.key}: no sample could be scored: {errors[0] if errors else 'aborted'}")
             return
-        self._failed_in_a_row = 0
         if rollout.filter_zero_signal and len({sample.reward for sample in kept}) == 1:
+            self._failed_in_a_row = 0
             await self._filtered(issue, kept[0].reward)
             return
         self._filtered_in_a_row = 0
@@ -224,7 +224,12 @@ class Rollout(Role):
             for sample in kept:
                 sample.loss_mask = newest_version_only(sample.loss_mask, sample.versions)
         await self._record(ticket, kept)
-        await self._put(issue, kept, ready.features)
+        try:
+            await self._put(issue, kept, ready.features)
+        except GroupTooLarge as error:
+            await self._failed(issue, f"prompt {prompt.key}: {error}")
+            return
+        self._failed_in_a_row = 0
         self.counts["groups"] += 1
         self.progress += 1
         if asyncio.get_running_loop().time() - self._reported >= _REPORT_S:

@@ -95,6 +95,13 @@ async def test_failures_in_a_row_end_the_run_with_the_first_error(start: Start) 
 
 
 @without_workers
+async def test_a_group_that_the_queue_can_never_hold_is_a_failed_one(start: Start) -> None:
+    controller, _, _ = start("rollout.max_failed_in_a_row=3", "services.queue_max_bytes=65536", "rollout.group_size=512")
+    with pytest.raises(RoleError, match=r"\d+ groups failed .*the queue holds 65536 .services\.queue_max_bytes"):
+        await finish(controller)
+
+
+@without_workers
 async def test_a_rejected_version_is_offered_again_and_never_counts(start: Start) -> None:
     controller, engine, _ = start("rollout.max_staleness=0")
     engine.reject_next = 2
