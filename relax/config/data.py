@@ -29,7 +29,7 @@ class DataSection(Section):
 
 
 class FileDataConfig(DataSection):
-    """jsonl or parquet files, or a folder saved by Hugging Face `datasets`."""
+    """jsonl or parquet files, a json file that is one list, or a folder saved by Hugging Face `datasets`."""
 
     type: Literal["file"] = "file"
     """Name of the source."""

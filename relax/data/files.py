@@ -13,6 +13,7 @@ from relax.errors import DataError
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it
 ROWS_AT_ONCE = 256  # rows of tables that are Python objects at one time: with images inside they are large
 
 # (name of the place for people, key, the row or why it cannot be read)
@@ -22,15 +23,16 @@ RawRow = tuple[str, str, Any | BadRow]
 def read_files(path: Path, *, keep_bytes: bool = False) -> Iterator[RawRow]:
     """Every row of a file, or of all files of a folder in the order of their names.
 
-    Lines of jsonl are counted from 1 and blank ones left out; rows of parquet and Arrow files are counted from 0, and their
-    binary columns are base64 texts unless `keep_bytes` is true. Raises `DataError` when there is nothing to read, or a file is
-    not what its name says.
+    Lines of jsonl are counted from 1 and blank ones left out; rows of parquet and Arrow files, and of a file that is one JSON
+    list, are counted from 0. Binary columns of tables are base64 texts unless `keep_bytes` is true. Raises `DataError` when
+    there is nothing to read, or a file is not what its name says.
     """
     for file in _files(path):
         kind = SUFFIXES.get(file.suffix.lower())
         name = file.name if path.is_file() else file.relative_to(path).as_posix()
         if kind == "jsonl":
-            yield from _read_jsonl(file, name)
+            is_list = file.suffix.lower() == ".json" and _is_list(file)
+            yield from _read_list(file, name) if is_list else _read_jsonl(file, name)
         elif kind is not None:
             yield from _read_table(file, name, kind, keep_bytes)
         else:
@@ -70,12 +72,30 @@ def _near(path: Path) -> list[str]:
     return sorted(shown, key=lambda name: -difflib.SequenceMatcher(None, path.name, name).ratio())[:8]
 
 
+def _is_list(file: Path) -> bool:
+    """Whether the file is one JSON list, as many open data sets are: a line of jsonl is an object."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(64).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"[")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error}") from error
+
+
+def _read_list(file: Path, name: str) -> Iterator[RawRow]:
+    try:
+        rows = json.loads(file.read_bytes().removeprefix(BYTE_ORDER_MARK).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: begins as a JSON list, and cannot be read as one: {error}") from error
+    for number, row in enumerate(rows):
+        yield f"{file}, row {number}", f"{name}:{number}", row
+
+
 def _read_jsonl(file: Path, name: str) -> Iterator[RawRow]:
     try:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark that some editors write
+                    line = line.removeprefix(BYTE_ORDER_MARK)
                 if not line.strip():
                     continue
                 place, key = f"{file}, line {number}", f"{name}:{number}"

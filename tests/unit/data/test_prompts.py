@@ -115,6 +115,16 @@ def test_a_malformed_row_is_named_or_counted(tmp_path: Path, row: str | bytes, w
         open_file(only_bad, on_bad_row="skip")
 
 
+def test_a_file_that_is_one_json_list_has_its_items_as_rows(tmp_path: Path) -> None:
+    source = open_file(
+        write(tmp_path, b"\xef\xbb\xbf[" + GOOD.encode() + b",", '{"prompt": "?"}', "]", name="llava.json"), shuffle=False
+    )
+    assert [source.row(number).key for number in range(2)] == ["llava.json:0", "llava.json:1"]
+    assert [dict(message) for message in source.row(1).messages] == [{"role": "user", "content": "?"}]
+    with pytest.raises(DataError, match=r"llava\.json, row 1: a row must be an object"):
+        open_file(write(tmp_path, "[" + GOOD + ", 7]", name="llava.json"))
+
+
 def test_what_is_not_there_or_empty_is_said(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     (tmp_path / ".git").mkdir()
@@ -134,7 +144,9 @@ def test_what_is_not_there_or_empty_is_said(tmp_path: Path) -> None:
     ):
         open_file(path, answer_key="anwser")
     with pytest.raises(DataError, match="one a line is needed"):
-        open_file(write(tmp_path, "[", GOOD, "]", name="list.json"))
+        open_file(write(tmp_path, "{", '"rows": [', GOOD, "]}", name="object.json"))
+    with pytest.raises(DataError, match=r"begins as a JSON list, and cannot be read as one: .* line 3"):
+        open_file(write(tmp_path, "[", GOOD, GOOD, "]", name="list.json"))
     with pytest.raises(DataError, match="not a readable parquet file"):
         open_file(write(tmp_path, "no", name="x.parquet"))
 
