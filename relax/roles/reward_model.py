@@ -35,6 +35,7 @@ _Open = tuple[_Asked, asyncio.Future[_Scored]]
 
 _BATCHES = 4  # requests that are computed together
 _SCALES = ("logit", "probability")
+_ENDED = "reward_model: ended before it had scored this"
 _PAGES = "POST /reward_model/score/LABEL/SCALE, where SCALE is logit or probability; GET /reward_model/status"
 
 
@@ -99,6 +100,7 @@ class RewardModel(Role):
         self.progress += 1
 
     async def stop(self) -> None:
+        self._scorer = None
         _give_up(self._waiting)
         self._waiting = []
         if self._media is not None:
@@ -122,10 +124,15 @@ class RewardModel(Role):
         return 200, {"rewards": [{"error": s} if isinstance(s, str) else to_reward(s, int(label), scale) for s in scored]}
 
     async def _score(self, item: _Item) -> _Scored:
+        asked: _Asked | str
         try:
             asked = await self._asked(*item)
         except DataError as error:
-            return str(error)
+            asked = str(error)
+        if self._scorer is None:  # perhaps for want of the media workers, which end first
+            raise RoleError(_ENDED)
+        if isinstance(asked, str):
+            return asked
         future: asyncio.Future[_Scored] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, future))
         self._wake.set()
@@ -143,7 +150,7 @@ def _give_up(batch: Sequence[_Open]) -> None:
     """Whoever waits is told, and may ask again when the role is back."""
     for _, future in batch:
         if not future.done():
-            future.set_exception(RoleError("reward_model: ended before it had scored this"))
+            future.set_exception(RoleError(_ENDED))
 
 
 def _read(item: Any) -> _Item:

@@ -121,6 +121,21 @@ async def test_nothing_is_scored_before_it_can_be_shown(
     assert said == [503]
 
 
+async def test_who_is_asking_when_it_ends_is_told_to_ask_again(
+    role: RoleTask, pictures: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = PreparedMedia.of
+
+    async def end_first(self: PreparedMedia, media: Any) -> Any:
+        await role.stop()
+        return await prepare(self, media)
+
+    monkeypatch.setattr(PreparedMedia, "of", end_first)
+    items = [{"prompt": chat({"type": "image", "path": str(pictures["red"])}), "response": "red"}]
+    status, said = await role.answer("POST", "score", json.dumps({"items": items}).encode())
+    assert (status, said) == (500, {"error": "reward_model: ended before it had scored this"})
+
+
 async def test_rewards_are_those_of_transformers_for_each_picture(
     role: RoleTask, folder: Path, pictures: dict[str, Path]
 ) -> None:
