@@ -6,7 +6,7 @@ issue -> epoch = issue // len, place = issue % len -> the epoch's permutation (s
 import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +142,7 @@ class PromptSource:
             near = nearest(str(data.answer_key), columns)
             raise DataError(f"data.answer_key = {data.answer_key!r}: no row of {data.path} has this column; {near}")
         if self._media is not None and not any(prompt.media for prompt in self._rows):
-            names = ", ".join(map(repr, self._media.columns))
-            raise DataError(
-                f"data.path = {data.path!r}: no row has media in {names} or in its messages; the columns are {columns}"
-            )
+            raise DataError(no_media(data, self._media.columns, columns))
         self._size = len(self._rows)
 
     def _make_row(self, index: int) -> Prompt:
@@ -193,6 +190,15 @@ def media_rows(data: DataConfig, spool: Spool | None) -> MediaRows | None:
     if data.media is None or spool is None:
         return None
     return MediaRows(data.media, Finder(data.media, data_folder(data), spool))
+
+
+def no_media(data: FileDataConfig, wanted: Iterable[str], columns: Iterable[str]) -> str:
+    """What is wrong with a file of which no row has media, though `data.media` is set."""
+    names = ", ".join(map(repr, wanted))
+    return (
+        f"data.path = {data.path!r}: no row has media in {names} or in its messages; the columns are {list(columns)}, and "
+        'one of another name is told as media = { images = "NAME" }'
+    )
 
 
 def check_lengths(source: PromptSource, renderer: Renderer, max_prompt_tokens: int) -> PromptSource:

@@ -15,6 +15,7 @@ from relax.config.data import DataConfig, FileDataConfig, GeneratorDataConfig, R
 from relax.data.files import read_files
 from relax.data.layouts import lay_out
 from relax.data.made import MakeRow, generator_rows, reasoning_gym_rows
+from relax.data.prompts import no_media
 from relax.data.rows import BadRow
 from relax.errors import DataError
 from relax.models.preparer import Features, Preparer, ReadyPrompt
@@ -92,17 +93,21 @@ class Lessons:
         return self.row(int(self._order[place]))
 
     def _read_file(self, data: FileDataConfig) -> None:
+        columns = list[str]()
         for place, key, raw in read_files(Path(data.path), keep_bytes=data.media is not None):
             try:
                 if isinstance(raw, BadRow):
                     raise raw
                 row = raw if data.layout == "conversations" else lay_out(raw, data)  # conversations are learned whole
                 self._rows.append(self._read(row, key))
+                columns = columns or list(raw)
             except (BadRow, DataError) as bad:
                 self.refuse(place, f"{place}: {bad}")
         if not self._rows:
             why = f"all {self.num_skipped} rows are bad" if self._bad else "there are no rows in it"
             raise DataError(f"data.path = {data.path!r}: {why}")
+        if data.media is not None and not any(learned.shown for lesson in self._rows for learned in lesson):
+            raise DataError(no_media(data, data.media.columns.values(), columns))
 
     def refuse(self, place: str, why: str) -> None:
         """Counts a bad row, or raises `DataError` where the data may have none."""

@@ -172,8 +172,14 @@ def _make_exam(config: SFTConfig, run: RunConfig, tokenizer: Any, max_tokens: in
 
 def _open(config: SFTConfig, data: DataConfig, run: RunConfig, tokenizer: Any, max_tokens: int) -> tuple[Lessons, Preparer]:
     """The rows of `data`, and what decodes their media."""
+    sees = read_model_folder(run.model).media
+    if data.media is not None and not sees:
+        model = f"model.{'build' if config.model.build else 'path'} = {(config.model.build or config.model.path)!r}"
+        raise ConfigError(
+            f"data.media: {model} reads text alone; leave it out, or take a model that sees or hears, as 'tiny-vl'"
+        )
     spool = Spool() if data.media is not None else None
-    read = make_reader(config, data, tokenizer, max_tokens, spool, read_model_folder(run.model).media)
+    read = make_reader(config, data, tokenizer, max_tokens, spool, sees)
     preparer = Preparer(run.model, data, Renderer(tokenizer, data), spool=spool, max_tokens=max_tokens)
     return Lessons(data, read, seed=config.seed), preparer
 

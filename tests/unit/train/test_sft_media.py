@@ -127,6 +127,13 @@ async def test_pairs_that_cannot_share_their_media_are_bad_rows(read, folder) ->
         read({"type": "reward_model"}, [PAIR | {"prompt": "<image><image><image>"}])
     with pytest.raises(ConfigError, match=r"data\.media is not set, so the images"):
         read({"type": "reward_model"}, [PAIR], media=None)
+    other = {
+        "prompt": "<image> What?",
+        "answer": "red",
+        "image": "red.png",
+    }  # without its media `<image>` is a text to learn from
+    with pytest.raises(DataError, match=r"no row has media in 'images'.*'prompt', 'answer', 'image'"):
+        read({"type": "policy"}, [other])
     _, lessons = read({"type": "reward_model"}, [PAIR])
     here = Here(folder)
     here.max_tokens = 20
@@ -169,6 +176,14 @@ async def test_an_evaluation_says_the_same_however_few_rows_it_holds(read, folde
     _, bad = read({"type": "reward_model", "loss": "squared"}, rows[2:3], on_bad_row="skip")
     with pytest.raises(DataError, match=r"eval\.data: none of 1 rows can be read: .*it is no picture"):
         await HeldOut(bad, 6, here).score(backend, 0)
+
+
+def test_media_for_a_model_that_reads_text_are_a_mistake(tiny_model, tmp_path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "Which?", "answer": "red", "images": "red.png"}))
+    raw = {"model": {"path": str(tiny_model)}, "data": {"type": "file", "path": f"{tmp_path}/rows.jsonl", "media": {}}}
+    raw |= {"train": {"num_steps": 1}, "output": {"path": f"{tmp_path}/out"}}
+    with pytest.raises(ConfigError, match=r"data\.media: model\.path = .* reads text alone"):
+        run_sft(validate(SFTConfig, raw))
 
 
 @pytest.mark.slow
