@@ -11,6 +11,7 @@ from relax.cli.findings import Finding, error, ok, warning
 from relax.cli.memory import human_bytes
 from relax.config import RunConfig
 from relax.config.data import DataConfig
+from relax.config.media import MediaConfig
 from relax.config.model import ModelConfig
 from relax.config.reward import reward_model_of
 from relax.data.media.cost import media_cost
@@ -40,6 +41,10 @@ def media_findings(
     if data.media is None:
         if fault := next(filter(None, (forgotten_media(row.metadata, model.media) for row in rows)), None):
             yield error(f"{key}.media", fault)
+        elif found := [name for name in MediaConfig().columns.values() if any(row.metadata.get(name) for row in rows)]:
+            yield warning(
+                f"{key}.media", f"is not set: {model.path} ({model.model_type}) does not read {found[0]!r} of the rows"
+            )
         return
     counts = Counter(item.kind for row in rows for item in row.media)
     shown = ", ".join(f"{counts[kind]} {name}" for kind, name in _NAMES.items() if counts[kind])

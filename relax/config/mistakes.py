@@ -11,7 +11,7 @@ from relax.config.schema import Model, iter_fields, options_at, section_at, sibl
 _LONGEST_VALUE = 80
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that was most likely meant; `cutoff` is the least likeness, from 0 to 1."""
     found = difflib.get_close_matches(name, list(known), 1, cutoff)
     return found[0] if found else None

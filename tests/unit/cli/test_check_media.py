@@ -32,6 +32,13 @@ def test_a_model_of_text_reads_no_images(small_run, with_images):
     assert fault.endswith("reads text")
 
 
+def test_images_that_a_model_of_text_is_not_shown_are_told(small_run, with_images):
+    report = check_config(load_config(small_run, [*with_images, "data.media=none"]))
+    (told,) = said(report, Level.WARNING)
+    assert told.startswith("is not set: ")
+    assert told.endswith("does not read 'images' of the rows")
+
+
 def test_media_are_counted(small_run, with_images, fake_model):
     fake_model(vision_config={"depth": 1})
     config = load_config(small_run, with_images)

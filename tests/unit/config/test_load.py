@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from relax.config import RunConfig, load_config, make_config
 from relax.config.load import all_keys
+from relax.config.mistakes import nearest
 from relax.errors import ConfigError
 
 MINIMAL = """
@@ -259,3 +260,8 @@ def test_every_key_is_listed_once():
     keys = all_keys()
     assert len(keys) == len(set(keys))
     assert {"run.name", "algorithm.kl.coef", "eval.data.task", "rollout.engine.device"} <= set(keys)
+
+
+def test_a_name_that_is_hardly_alike_is_not_proposed() -> None:
+    assert nearest("num_step", ["num_steps", "lr"]) == "num_steps"
+    assert nearest("prompts_per_step", ["num_steps", "warmup_steps"]) is None
