@@ -163,8 +163,8 @@ def scored(raw: Any) -> Scored:
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line, with the place in the user's file where it was raised."""
-    traceback, place = error.__traceback__, ""
+    """The error in one line, with the place in the user's file where it was raised; errors of relax name their own."""
+    traceback, place = None if isinstance(error, RelaxError) else error.__traceback__, ""
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if code.co_filename != __file__:

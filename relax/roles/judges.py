@@ -91,7 +91,7 @@ class LocalJudge:
         self._key = f"genrm.judges.{route}"
         self._names = (f"{secrets.token_hex(4)}-{number}" for number in itertools.count())
         self._renderer: Renderer | None = None
-        self._context = 0
+        self._context, self._has_ended = 0, False
 
     async def start(self) -> None:
         model = self._config.model
@@ -116,6 +116,7 @@ class LocalJudge:
             await self._media.start()
 
     async def stop(self) -> None:
+        self._has_ended = True  # media workers refuse what is asked of them from now on, which is nobody's mistake
         if self._media is not None:
             await self._media.close()
 
@@ -157,7 +158,7 @@ class LocalJudge:
                 of_media = await self._media.of(question.media)
                 ready = ReadyPrompt(of_media.expand(ids, [0] * len(ids))[0], of_media.features)
         except DataError as error:
-            raise JudgeError(WRONG, f"{self._key}: {error}") from error
+            raise JudgeError(DOWN if self._has_ended else WRONG, f"{self._key}: {error}") from error
         if self._context and len(ready.ids) + question.max_new_tokens > self._context:
             raise JudgeError(
                 WRONG,

@@ -1,6 +1,7 @@
 """Each reward by itself: right answers score, junk never does, and a row without an answer is an error and not a zero."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from relax.config.reward import (
     RewardConfig,
 )
 from relax.data.prompts import open_prompts
+from relax.errors import RewardError
 from relax.rewards.boxed import last_boxed
 from relax.rewards.pool import RewardPool
 from relax.rewards.table import COMBINED, REWARDS, make_scorer
+from relax.rewards.worker import describe
 from relax.types import Prompt
 
 MATH = make_scorer(MathRewardConfig())
@@ -237,3 +240,14 @@ def test_reasoning_gym_gives_junk_little_reward(response: str) -> None:
 def test_reasoning_gym_needs_its_own_rows() -> None:
     with pytest.raises(ValueError, match="has no verifier"):
         score(ReasoningGymRewardConfig(), "5", "5", {})
+
+
+def test_an_error_in_a_users_function_is_placed_and_one_of_relax_is_not() -> None:
+    def failed(error: Exception) -> str:
+        try:
+            raise error
+        except (KeyError, RewardError) as raised:
+            return describe(raised)
+
+    assert re.fullmatch(r"KeyError: 'x' \(test_rewards\.py, line \d+, in failed\)", failed(KeyError("x")))
+    assert failed(RewardError("no verdict")) == "RewardError: no verdict"

@@ -15,11 +15,12 @@ from PIL import Image
 from relax.config import make_config
 from relax.data.media.decoded import Image as Decoded
 from relax.engines.pool import EnginePool
-from relax.errors import ModelError
+from relax.errors import DataError, ModelError
 from relax.models.processor import OmniProcessor
 from relax.roles.build import make_engine
 from relax.roles.engine_host import EngineHost
 from relax.roles.genrm import GenRM
+from relax.roles.shown_media import PreparedMedia
 from relax.types import Completion, FinishReason, GenerateRequest, VersionSegment
 
 pytestmark = pytest.mark.usefixtures("media_here")
@@ -127,6 +128,21 @@ async def test_a_judge_says_what_transformers_says_of_each_picture(
             )
         assert said["response"] == processor.tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True)
     assert found[0][1]["response"] != found[1][1]["response"], "the same text about two pictures"
+
+
+async def test_a_judge_that_has_ended_is_asked_again_later(
+    tmp_path: Path, pictures: dict[str, Path], tiny_omni: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with judging(config_of(tmp_path, local(tiny_omni("qwen3_vl"))), Recorder(EnginePool({}))) as role:
+        pass
+
+    async def refuse(*_: Any) -> None:
+        raise DataError("the media pool is closed")
+
+    monkeypatch.setattr(PreparedMedia, "of", refuse)
+    status, said = await ask(role, pictures["noise"])
+    assert status == 503, "a final error would be the reward of a sample that could have had one"
+    assert said["error"].endswith("the media pool is closed")
 
 
 HOSTILE = (
