@@ -73,9 +73,9 @@ def _mask(shape: str) -> NDArray[np.bool_]:
 def _mp4(frames: NDArray[np.uint8]) -> bytes:
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as file:
-        stream = file.add_stream("libx264", rate=FPS)
+        stream = file.add_stream("libx264", rate=FPS, options={"x264-params": "mbtree=0"})
         stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "yuv420p"
-        stream.thread_count = 1  # the same bytes at every call
+        stream.thread_count = 1  # and no look into coming frames: so a clip has the same bytes at every call
         for frame in frames:
             file.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
         file.mux(stream.encode())

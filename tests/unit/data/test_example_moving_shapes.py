@@ -33,6 +33,7 @@ def answer(kind: str, asked: str, video: Video) -> str:
 
 
 def test_rows_are_a_function_of_number_and_seed() -> None:
+    assert len({question(2, 1)["videos"] for _ in range(50)}) == 1
     assert question(7, 1) == question(7, 1)
     assert question(7, 1) != question(7, 2)
     video = watch(question(0, 0))
