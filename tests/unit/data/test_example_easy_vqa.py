@@ -5,12 +5,15 @@ import json
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_media import encoded, picture
 
+from examples.easy_vqa.closer import SIZE, closer
 from examples.easy_vqa.prepare import balanced, convert
 from relax.cli.sft import load_sft_config
 from relax.config import load_config
+from relax.data.media.decoded import Image
 from relax.data.prompts import kinds_of, open_prompts
 
 FOLDER = Path(__file__).parents[3] / "examples" / "easy_vqa"
@@ -64,3 +67,17 @@ def test_the_run_files_read_what_is_written(package: zipfile.ZipFile, tmp_path: 
         colour = next(row for row in rows if row.metadata["kind"] == "colour")
         assert list(colour.messages[0]["content"]) == [{"type": "image"}, {"type": "text", "text": "what color is the shape?"}]
         assert colour.answer == "blue"
+
+
+def test_a_shape_is_shown_as_large_as_the_picture_wherever_it_lies() -> None:
+    wide = np.full((64, 64, 3), (249, 241, 240), np.uint8)
+    wide[2:8, 50:64] = (200, 10, 20)  # 14 x 6, at the edge
+    found = closer(Image(wide)).pixels
+    assert found.shape == (SIZE, SIZE, 3)
+    is_shape = (found != 128).any(-1)
+    assert 0.2 < is_shape.mean() < 0.35
+    assert (found[SIZE // 2, SIZE // 2] == (200, 10, 20)).all()
+    rows, columns = np.flatnonzero(is_shape.any(1)), np.flatnonzero(is_shape.any(0))
+    assert 1.8 < np.ptp(columns) / np.ptp(rows) < 2.8, "as wide as it was"
+    empty = closer(Image(np.full((64, 64, 3), 240, np.uint8))).pixels
+    assert (empty == 128).all()
